@@ -1,0 +1,209 @@
+"""The object people hold: a model, a class list and a stream, adapted one image at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lessmore import statefile
+from lessmore.condense.registry import reducer as make_reducer
+from lessmore.condense.source import SourceMap, source_map
+from lessmore.config import Preset, preset as make_preset
+from lessmore.encoder import PLAIN, encode
+from lessmore.errors import ImageError, NonFiniteError
+from lessmore.inputs import Image, to_pixels
+from lessmore.methods import Method, Outcome, Setup, make
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.prompts import Templates
+from lessmore.vlm import VLM, load
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one image. Score tensors are float32 on the CPU and sum to one."""
+
+    label: str
+    index: int
+    scores: Tensor
+    """Probability of every class after adaptation, [C]."""
+    zero_shot_scores: Tensor
+    """The same before adaptation, from the same forward pass, [C]."""
+    entropy: float
+    """Entropy of `zero_shot_scores`, in nats."""
+    refused: bool = False
+    """The adapted answer was not finite: this is the plain model's, and nothing was stored."""
+    trace: SourceMap | None = None
+    """Where every patch went, block by block; only when asked for."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether adaptation changed the answer."""
+        return self.index != int(self.zero_shot_scores.argmax())
+
+
+@dataclass
+class Health:
+    """How the adaptation is doing."""
+
+    seen: int = 0
+    """Images answered."""
+    changed: int = 0
+    """Of these, answers that adaptation changed."""
+    refused: int = 0
+    """Images that could not be read, or whose adapted answer was not finite; never stored."""
+    stored: int = 0
+    """Images that entered the reservoir (some have left it since)."""
+    fill: float = 0.0
+    """Share of the reservoir's slots in use."""
+    empty_classes: int = 0
+    """Classes the reservoir holds nothing of."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of the answers that equal zero-shot's."""
+        return 1 - self.changed / self.seen if self.seen else 1.0
+
+
+class Adapter:
+    """Classifies a stream of images; make one with `lessmore.adapt`."""
+
+    def __init__(self, vlm: VLM, classes: Sequence[str], text: Tensor, prompts: str, method: str, preset: Preset) -> None:
+        self.vlm = vlm
+        self.classes = list(classes)
+        self.method_name = method
+        self.preset = preset
+        self._prompts = prompts
+        self._setup = Setup(vlm.vision, text, vlm.logit_scale, preset)
+        self._method: Method = make(method, self._setup)
+        self._health = Health()
+
+    @torch.no_grad()
+    def __call__(self, image: Image, trace: bool = False) -> Prediction:
+        """Classify one image (path, bytes, PIL image, array, or preprocessed tensor [3, H, W]) and adapt."""
+        try:
+            pixels = to_pixels(image, self.vlm)
+        except ImageError:
+            self._health.refused += 1
+            raise
+        prediction = self._read(self._method.predict(pixels), pixels, trace)
+        self._health.seen += 1
+        self._health.changed += prediction.changed
+        self._health.refused += prediction.refused
+        return prediction
+
+    def stream(
+        self, images: Iterable[Image], on_error: Literal["raise", "yield"] = "raise", trace: bool = False
+    ) -> Iterator[Prediction | ImageError]:
+        """Predictions in the order of `images`; with on_error=`yield` a bad image gives its error in its place."""
+        for image in images:
+            try:
+                yield self(image, trace)
+            except ImageError as error:
+                if on_error == "raise":
+                    raise
+                yield error
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self._method.reset()
+        self._health = Health()
+
+    def fork(self) -> Adapter:
+        """An independent adapter on the same model that goes on from the same state."""
+        other = Adapter.__new__(Adapter)
+        other.__dict__.update(self.__dict__)
+        other._method = make(self.method_name, self._setup)
+        other._method.restore(self._method.state())
+        other._health = replace(self._health)
+        return other
+
+    def health(self) -> Health:
+        """Counts since the start (or the last reset), and how full the reservoir is."""
+        ids = self._method.state().get("ids")
+        if ids is None:
+            return replace(self._health)
+        used = (ids >= 0).float()
+        return replace(self._health, fill=used.mean().item(), empty_classes=int((used.sum(dim=1) == 0).sum()))
+
+    def save(self, path: str | Path) -> None:
+        """Write the state as one safetensors file, atomically."""
+        facts = {"health": asdict(self._health), **self._identity()}
+        statefile.write(Path(path), self._method.state(), facts)
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a file of `save`; a file of another model, class list or method is refused with the reason."""
+        tensors, facts = statefile.read(Path(path), self._identity())
+        self._method.restore(tensors)
+        self._health = Health(**facts["health"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What a saved state must share with this adapter."""
+        return {
+            "model": self.vlm.fingerprint(),
+            "classes": self.classes,
+            "prompts": self._prompts,
+            "method": self.method_name,
+            "M": self.preset.adaptation.M,
+        }
+
+    def _read(self, outcome: Outcome, pixels: Tensor, trace: bool) -> Prediction:
+        """Bring an outcome to the host; one that is not finite is answered by the plain model instead."""
+        scores, zero_shot = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
+        refused = not bool(scores.isfinite().all() and zero_shot.isfinite().all())
+        if refused:
+            scores = zero_shot = self._plain(pixels)
+        if outcome.stored is not None:
+            self._health.stored += int(outcome.stored)
+        index = int(scores.argmax())
+        return Prediction(
+            label=self.classes[index],
+            index=index,
+            scores=scores,
+            zero_shot_scores=zero_shot,
+            entropy=float(torch.special.entr(zero_shot).sum()),
+            refused=refused,
+            trace=source_map(outcome.steps) if trace and outcome.steps else None,
+        )
+
+    def _plain(self, pixels: Tensor) -> Tensor:
+        """Zero-shot probabilities [C] of the whole, uncondensed model."""
+        encoded = encode(self.vlm.vision, pixels, PLAIN)
+        scores = zero_shot_logits(encoded, self._setup.text, self._setup.logit_scale)[0].softmax(dim=-1).float().cpu()
+        if not scores.isfinite().all():
+            raise NonFiniteError(
+                f"the model answers this image with NaN or infinity in {self.vlm.dtype}; "
+                "load it in float32 or bfloat16, or check its weights"
+            )
+        return scores
+
+
+def adapt(
+    model: Any,
+    classes: Sequence[str],
+    templates: Templates = "photo",
+    method: str = "tca",
+    preset: str = "default",
+    R: float | None = None,
+    reducer: str = "tca",
+    tokenizer: Any = None,
+    preprocess: Any = None,
+    cache: bool | str | Path = True,
+    **options: Any,
+) -> Adapter:
+    """An `Adapter` for a model and a class list.
+
+    model: whatever `lessmore.load` takes. templates: a named set, or strings with `{}`. method, preset, reducer: see
+    `list_methods`, `list_presets`, `list_reducers`. R: kept fraction of the tokens (the preset's, 0.9, if not given).
+    cache: keep class embeddings on disk, at the given place if it is a path. options: single fields of the preset,
+    such as `lam=2` or `K=3`.
+    """
+    vlm = load(model, tokenizer, preprocess)
+    chosen = make_preset(preset, **options, **({} if R is None else {"R": R}))
+    chosen = chosen._replace(condensation=make_reducer(reducer, chosen.condensation))
+    prompts = ClassPrompts(vlm, classes, templates)
+    return Adapter(vlm, prompts.classes, prompts.embeddings(cache), prompts.hash, method, chosen)

@@ -1,0 +1,230 @@
+"""Every choice the method leaves open, as two frozen dataclasses, and the presets that pair them.
+
+`Condensation` belongs to the reducer (how tokens are dropped or merged), `Adaptation` to the method (what is remembered
+and how it corrects the answer). Where the paper is silent, or the released code differs from it, there is a field here;
+`docs/divergences.md` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+
+from lessmore.errors import ConfigError, unknown
+
+Counts = Literal["table", "rate", "exact", "keep"]
+Merge = Literal["mean", "inverse_distance"]
+Pruned = Literal["fuse", "drop"]
+Score = Literal["rank", "mean"]
+Rows = Literal["class", "anchor", "both"]
+Summary = Literal["mean", "attn_pool"]
+Strategy = Literal["fifo", "uncertainty", "similarity", "diversity"]
+Key = Literal["entropy", "class_term"]
+Ready = Literal["class", "all"]
+Kernel = Literal["exp", "linear"]
+Over = Literal["mean", "sum"]
+Domain = Literal["logits", "probabilities"]
+LayerWeights = Literal["linspace", "index"]
+Order = Literal["predict_first", "update_first"]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_choices(config: Any) -> None:
+    for name, hint in get_type_hints(type(config)).items():
+        choices = get_args(hint) if getattr(hint, "__origin__", None) is Literal else ()
+        value = getattr(config, name)
+        if choices and value not in choices:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class Condensation:
+    """How tokens are condensed between attention and MLP of chosen blocks (section 3.4)."""
+
+    R: float = 0.9
+    """Fraction of the patch tokens that survives each condensing block; 1 condenses nothing."""
+    layers: tuple[int, ...] = (3, 6, 9)
+    """Blocks that condense, counted from 0."""
+    counts: Counts = "table"
+    """`table`: R to the released code's rate by interpolation; `rate`: that rate given; `exact`: floor(R·n) tokens
+    leave the block; `keep`: ceil(R·n) are kept as they are (EViT)."""
+    rate: float | None = None
+    """Share of patches beyond pruning's reach, only with counts=`rate`."""
+    merge_prune: tuple[int, int] = (2, 1)
+    """Merged against pruned tokens, as parts."""
+    K: int = 2
+    """Coreset centres the ambiguous tokens are merged into."""
+    merge: Merge = "mean"
+    """Value of a merged token: plain mean of its cluster, or weights 1/distance with 1 for the centre itself."""
+    pruned: Pruned = "fuse"
+    """Pruned tokens are fused into one attention-weighted token, or dropped."""
+    score: Score = "rank"
+    """Cross-head rank (the paper) or head-mean attention (EViT and the released code)."""
+    rows: Rows = "class"
+    """Query rows the scores are read from: the class token's, the anchor's, or the mean of both."""
+    anchor_kv: bool = True
+    """The nearest class anchor joins the attention as one more key and value."""
+    summary: Summary = "mean"
+    """Towers without a class token: a block's summary is the mean of its tokens, or weighted by received attention."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        _check_choices(self)
+        object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
+        object.__setattr__(self, "merge_prune", tuple(self.merge_prune))
+        _require(0 < self.R <= 1, f"R must lie in (0, 1], not {self.R}")
+        _require(all(i >= 0 for i in self.layers), f"layers are counted from 0, not {self.layers}")
+        _require(self.K >= 0, f"K must be 0 or more, not {self.K}")
+        parts = self.merge_prune
+        _require(len(parts) == 2 and min(parts) >= 0 < sum(parts), f"merge_prune needs two parts, not {parts}")
+        _require(parts[0] == 0 or self.K > 0, "K=0 leaves nothing to merge into; set merge_prune=(0, 1) with it")
+        _require((self.counts == "rate") == (self.rate is not None), "rate goes with counts='rate', and only with it")
+        _require(self.rate is None or 0 <= self.rate < 1, f"rate must lie in [0, 1), not {self.rate}")
+
+    @property
+    def active(self) -> bool:
+        """False where no block would condense anything."""
+        return bool(self.layers) and (self.rate != 0 if self.counts == "rate" else self.R < 1)
+
+    @property
+    def uses_anchor(self) -> bool:
+        """Whether any block looks at the reservoir's anchors."""
+        return self.anchor_kv or self.rows != "class"
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What is remembered of the stream (3.3) and how it corrects the answer (3.5)."""
+
+    M: int = 3
+    """Reservoir entries per class."""
+    strategy: Strategy = "diversity"
+    """Who leaves a full class."""
+    key: Key = "entropy"
+    """Reliability of a sample: full entropy of its answer, or the predicted class's term −p log p."""
+    ready: Ready = "class"
+    """Anchors serve as soon as their class has one entry, or (`all`) once every class has two."""
+    lam: float = 3.0
+    """Weight λ of the correction."""
+    beta: float = 1.0
+    """Layer temperature β: small favours deep layers, large weighs all alike."""
+    sharpness: float = 5.0
+    """Exponent b of the exponential kernel."""
+    kernel: Kernel = "exp"
+    """exp(−b(1−a)) of the affinity a, or the affinity itself."""
+    over: Over = "mean"
+    """Mean or sum over a class's entries."""
+    domain: Domain = "logits"
+    """The correction is added to the logits or to the probabilities."""
+    layer_weights: LayerWeights = "linspace"
+    """softmax(linspace(0, 1, L)/β), or softmax(l/β) with l = 1…L."""
+    order: Order = "predict_first"
+    """Predict from the reservoir as it stands and then update it, or the other way round."""
+    exclude_own: bool = False
+    """With update_first: leave the sample's own entry out of its correction."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        _check_choices(self)
+        _require(self.M >= 1, f"M must be at least 1, not {self.M}")
+        _require(self.beta > 0, f"beta must be positive, not {self.beta}")
+        _require(self.ready == "class" or self.M >= 2, "ready='all' waits for two entries per class, so M must be ≥ 2")
+
+
+class Preset(NamedTuple):
+    """A named pair of settings; `tuned_on` names the data set whose test labels chose it, if any."""
+
+    condensation: Condensation
+    adaptation: Adaptation
+    tuned_on: str | None = None
+
+
+_PAPER = Preset(
+    Condensation(counts="exact", pruned="drop", rows="both"),
+    Adaptation(
+        key="class_term",
+        kernel="linear",
+        domain="probabilities",
+        layer_weights="index",
+        order="update_first",
+        lam=2.0,
+    ),
+)
+_RELEASED = Preset(
+    Condensation(counts="rate", rate=0.035, K=4, merge="inverse_distance", score="mean"),
+    Adaptation(ready="all", over="sum", order="update_first"),
+)
+
+# M, β ("scale"), λ and b of the released configuration files, chosen per data set on test labels.
+_RELEASED_TUNED: dict[str, tuple[int, float, float, float]] = {
+    "caltech101": (3, 1.0, 7.0, 6.0),
+    "dtd": (3, 1.0, 2.0, 6.0),
+    "eurosat": (2, 5.0, 8.0, 7.0),
+    "fgvc_aircraft": (3, 0.02, 2.0, 2.0),
+    "food101": (3, 0.01, 2.0, 5.0),
+    "oxford_flowers": (3, 0.01, 7.0, 7.0),
+    "oxford_pets": (3, 5.5, 2.0, 6.0),
+    "stanford_cars": (3, 0.1, 1.5, 8.0),
+    "sun397": (3, 0.01, 4.0, 3.0),
+    "ucf101": (3, 0.01, 6.0, 8.0),
+    "imagenet": (3, 0.1, 3.0, 5.0),
+    "imagenet_a": (3, 0.01, 3.0, 5.0),
+    "imagenet_v2": (3, 0.1, 4.0, 9.0),
+    "imagenet_r": (3, 0.1, 3.0, 8.0),
+    "imagenet_sketch": (3, 0.1, 4.0, 8.0),
+}
+
+
+def _tuned(name: str) -> Preset:
+    M, beta, lam, sharpness = _RELEASED_TUNED[name]
+    return Preset(
+        _RELEASED.condensation, replace(_RELEASED.adaptation, M=M, beta=beta, lam=lam, sharpness=sharpness), name
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "default": Preset(Condensation(), Adaptation()),
+    "paper": _PAPER,
+    "released": _RELEASED,
+    **{f"released/{name}": _tuned(name) for name in _RELEASED_TUNED},
+}
+
+
+def list_presets() -> list[str]:
+    """Names accepted by `preset=`."""
+    return sorted(PRESETS)
+
+
+def preset(name: str, **overrides: Any) -> Preset:
+    """The named preset with single fields replaced, whichever of the two dataclasses they belong to.
+
+    `R` given to a preset that counts by rate switches it to the table, where R has a meaning.
+    """
+    if name not in PRESETS:
+        raise ConfigError(unknown("preset", name, PRESETS))
+    base = PRESETS[name]
+    ours = {f.name for f in fields(Condensation)}
+    theirs = {f.name for f in fields(Adaptation)}
+    for key in overrides:
+        if key not in ours | theirs:
+            raise ConfigError(unknown("option", key, ours | theirs))
+    if "R" in overrides and "counts" not in overrides and base.condensation.counts == "rate":
+        overrides = {**overrides, "counts": "table", "rate": None}
+    condensation = replace(base.condensation, **{k: v for k, v in overrides.items() if k in ours})
+    adaptation = replace(base.adaptation, **{k: v for k, v in overrides.items() if k in theirs})
+    return Preset(condensation, adaptation, base.tuned_on)
+
+
+def to_dict(config: Condensation | Adaptation) -> dict[str, Any]:
+    """Plain values, ready for JSON."""
+    return asdict(config)
+
+
+def condensation_from_dict(values: Mapping[str, Any]) -> Condensation:
+    """Inverse of `to_dict`; lists become tuples."""
+    return Condensation(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

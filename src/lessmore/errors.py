@@ -1,0 +1,38 @@
+"""Typed errors. Each message says what is wrong and what to do about it; callers may rely on the types."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LessmoreError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(LessmoreError, ValueError):
+    """An option, preset, class list or template cannot be used as given."""
+
+
+class ModelError(LessmoreError, ValueError):
+    """The model cannot be read: unsupported architecture, missing tokenizer, missing files."""
+
+
+class ImageError(LessmoreError, ValueError):
+    """The image cannot be decoded or has the wrong shape, type or values."""
+
+
+class StateError(LessmoreError, ValueError):
+    """A saved state does not belong to this model, class list or version."""
+
+
+class NonFiniteError(LessmoreError, ArithmeticError):
+    """The model itself answers with NaN or infinity, so not even zero-shot can be trusted."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One sentence for a name that does not exist, with the nearest ones that do."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}"

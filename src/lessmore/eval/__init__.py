@@ -1,0 +1,1 @@
+"""Measuring: costs now; runs, metrics and provenance build on them."""

@@ -1,0 +1,174 @@
+"""What one image costs, part by part, before anything runs.
+
+Two accountings, both in multiply-accumulates (MACs; the paper's "GFLOPs" are GMACs):
+
+`paper` follows the tool behind the paper's tables: convolutions, linear layers, the two attention products and five per
+element for a LayerNorm; an anchor counts as one more token of its block; scoring, merging and correction do not count.
+`matmul` counts every matrix product this package really runs for the image, and nothing else, so that it can be held
+against torch's own counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lessmore.condense.schedule import Schedule, Stage, schedule
+from lessmore.config import Adaptation, Condensation
+from lessmore.text import TextShape
+from lessmore.vit import BlockShape, ViTShape
+
+Accounting = Literal["paper", "matmul"]
+PARTS = ("embedding", "attention", "mlp", "scoring", "merging", "head", "correction")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """MACs of one image by part; `text` is the cost of all class prompts, paid once."""
+
+    parts: dict[str, int]
+    text: int
+    tokens: tuple[int, ...]
+    """Tokens, class token included, that leave each block."""
+
+    @property
+    def macs(self) -> int:
+        """MACs of one image."""
+        return sum(self.parts.values())
+
+    @property
+    def gmacs(self) -> float:
+        """10⁹ multiply-accumulates of one image, the paper's "GFLOPs"."""
+        return self.macs / 1e9
+
+    @property
+    def gflops(self) -> float:
+        """10⁹ floating-point operations of one image, two per multiply-accumulate."""
+        return 2 * self.gmacs
+
+
+class _Pass(NamedTuple):
+    """One block as counted: N tokens enter, N′ go through the MLP, `anchored` if an anchor takes part."""
+
+    block: BlockShape
+    N: int
+    N_mlp: int
+    stage: Stage | None
+    anchored: bool
+
+
+def costs(
+    vision: ViTShape,
+    condensation: Condensation,
+    adaptation: Adaptation | None = None,
+    classes: int = 1000,
+    text: TextShape | None = None,
+    prompts: int = 0,
+    accounting: Accounting = "matmul",
+    anchored: bool = True,
+) -> Costs:
+    """The cost of one image.
+
+    adaptation: None for zero-shot. anchored: whether the reservoir has an anchor to offer (it has, after the first
+    images). text, prompts: the text tower and the number of prompts embedded for the class list.
+    """
+    plan = schedule(vision.patches, vision.blocks.depth, condensation)
+    anchored = anchored and adaptation is not None and condensation.uses_anchor
+    passes = list(_passes(vision, plan, anchored))
+    last = passes[-1].N_mlp
+    if accounting == "paper":
+        parts = _paper_parts(vision, passes, last)
+        per_prompt = 0 if text is None else _paper_text(text)
+    else:
+        parts = _matmul_parts(vision, passes, last, condensation, adaptation, classes)
+        per_prompt = 0 if text is None else _matmul_text(text)
+    return Costs(parts, per_prompt * prompts, tuple(p.N_mlp for p in passes))
+
+
+def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]:
+    N = vision.tokens
+    for i, stage in enumerate(plan):
+        after = N if stage is None else stage.out + vision.class_token
+        yield _Pass(vision.blocks, N, after, stage, anchored and stage is not None and i > 0)
+        N = after
+
+
+def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int) -> dict[str, int]:
+    D, hidden, N = vision.blocks.width, vision.blocks.mlp, vision.tokens
+    tokens = [p.N + p.anchored for p in passes]
+    parts = dict.fromkeys(PARTS, 0)
+    parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
+    parts["attention"] = sum(5 * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
+    parts["mlp"] = sum(5 * p.N_mlp * D + 2 * p.N_mlp * D * hidden for p in passes)
+    parts["head"] = 5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
+    return parts
+
+
+def _matmul_parts(
+    vision: ViTShape,
+    passes: list[_Pass],
+    last: int,
+    condensation: Condensation,
+    adaptation: Adaptation | None,
+    classes: int,
+) -> dict[str, int]:
+    D = vision.blocks.width
+    parts = dict.fromkeys(PARTS, 0)
+    parts["embedding"] = vision.patches * 3 * vision.patch**2 * D
+    parts["attention"] = sum(_attention(p, condensation) for p in passes)
+    parts["mlp"] = sum(2 * p.N_mlp * D * p.block.mlp for p in passes)
+    parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
+    parts["merging"] = sum(_merging(p.stage, D) for p in passes if p.stage is not None)
+    parts["head"] = _head(vision, last) + classes * vision.embed
+    parts["correction"] = 0 if adaptation is None else _correction(vision.blocks, adaptation, classes)
+    return parts
+
+
+def _attention(p: _Pass, condensation: Condensation) -> int:
+    """q, k, v of every token (and the anchor), both attention products, output projection; the anchor has no output."""
+    D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
+    return 3 * (p.N + p.anchored) * D * D + p.N * D * D + 2 * p.N * keys * D
+
+
+def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: int) -> int:
+    """The nearest anchor, the class token's row (towers without one read it off their attention), the anchor's row."""
+    if p.stage is None:
+        return 0
+    D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
+    rows = int(class_token) + (p.anchored and condensation.rows != "class")
+    return rows * keys * D + p.anchored * classes * D
+
+
+def _merging(stage: Stage, D: int) -> int:
+    """Distances between the ambiguous tokens, their weighted means, the fused token."""
+    merged = stage.ambiguous**2 * D + stage.centres * stage.ambiguous * D if stage.centres else 0
+    return merged + stage.fused * stage.pruned * D
+
+
+def _correction(block: BlockShape, adaptation: Adaptation, classes: int) -> int:
+    """Cosines with every stored token of every layer, and those among the candidates of one class."""
+    M, D = adaptation.M, block.width
+    eviction = (M + 1) ** 2 * D if adaptation.strategy in ("similarity", "diversity") else 0
+    return classes * M * block.depth * D + eviction
+
+
+def _head(vision: ViTShape, N: int) -> int:
+    """Pooling and projection."""
+    D = vision.blocks.width
+    pool = 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * vision.blocks.mlp if vision.pool == "map" else 0
+    return pool + (D * vision.embed if vision.projection else 0)
+
+
+def _matmul_text(text: TextShape) -> int:
+    """MACs of one prompt."""
+    block, T = text.blocks, text.context
+    D = block.width
+    per_block = 4 * T * D * D + 2 * T * T * D + 2 * T * D * block.mlp
+    return block.depth * per_block + D * text.embed
+
+
+def _paper_text(text: TextShape) -> int:
+    """MACs of one prompt with LayerNorms."""
+    block, T = text.blocks, text.context
+    return _matmul_text(text) + (2 * block.depth + 1) * 5 * T * block.width

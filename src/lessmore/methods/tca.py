@@ -1,0 +1,96 @@
+"""TCA: condensed encoding, a reservoir of the stream's most reliable samples, and a corrected answer (section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lessmore import reservoir
+from lessmore.condense.source import Step
+from lessmore.correction import correct, layer_weights, probabilities, token_scores
+from lessmore.encoder import encode
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.reservoir import Delta, Reservoir
+
+
+class Answer(NamedTuple):
+    """One step's answer, before anything is turned into probabilities."""
+
+    logits: Tensor
+    """Zero-shot, [C]."""
+    corrected: Tensor
+    """With the correction, on logits or probabilities as the preset says, [C]."""
+    delta: Delta
+    """What the image does to the reservoir."""
+    steps: list[Step]
+
+
+def step(
+    setup: Setup,
+    weights: Tensor,
+    pixels: Tensor,
+    state: Reservoir,
+    update: Callable[[Reservoir, Delta], Reservoir] = reservoir.apply,
+) -> tuple[Answer, Reservoir]:
+    """One image [1, 3, H, W] against the reservoir as it stands → the answer and the next reservoir.
+
+    Pure with the default `update`; with `reservoir.apply_` the reservoir changes in place. weights: layer weights [L].
+    """
+    condensation, adaptation = setup.preset.condensation, setup.preset.adaptation
+    encoded = encode(setup.vision, pixels, condensation, reservoir.ready_anchors(state, adaptation.ready))
+    logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
+    tokens = encoded.tokens[0]
+    delta = reservoir.propose(state, tokens, encoded.feature[0], logits, adaptation)
+    if adaptation.order == "update_first":
+        state = update(state, delta)
+    scores = token_scores(tokens, weights, state, delta.id, adaptation)
+    if adaptation.order == "predict_first":
+        state = update(state, delta)
+    return Answer(logits, correct(logits, scores, adaptation), delta, encoded.steps), state
+
+
+@register("tca")
+class TCA:
+    """Holds the reservoir; `step` does the work."""
+
+    facts = Facts(training_free=True, kind="online")
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.reset()
+        adaptation = setup.preset.adaptation
+        depth = setup.vision.shape.blocks.depth
+        self.weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, self.reservoir.keys)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W], then let it into the reservoir."""
+        answer, self.reservoir = step(self.setup, self.weights, pixels, self.reservoir, reservoir.apply_)
+        return Outcome(
+            logits=answer.logits,
+            scores=probabilities(answer.corrected, self.setup.preset.adaptation.domain),
+            zero_shot=answer.logits.softmax(dim=-1),
+            stored=answer.delta.slot >= 0,
+            steps=answer.steps,
+        )
+
+    def reset(self) -> None:
+        """Empty the reservoir."""
+        shape, weight = self.setup.vision.shape, self.setup.vision.positions
+        C, M, E = len(self.setup.text), self.setup.preset.adaptation.M, shape.embed
+        self.reservoir = reservoir.empty(
+            C, M, shape.blocks.depth, shape.blocks.width, E, dtype=weight.dtype, device=weight.device
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The reservoir's tensors, copied; the class means follow from the rest."""
+        return {k: v for k, v in reservoir.clone(self.reservoir)._asdict().items() if k != "means"}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`, on whatever device this method runs."""
+        like = self.reservoir.anchors
+        values = {k: v.to(like.device, copy=True) for k, v in state.items()}
+        means = reservoir.class_mean(values["anchors"], values["counts"])
+        self.reservoir = Reservoir(**values, means=means)

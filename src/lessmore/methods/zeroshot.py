@@ -1,0 +1,42 @@
+"""Zero-shot classification, with or without condensation: the matched baseline of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lessmore.encoder import Encoded, encode
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+
+
+def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
+    """z_c = scale · cos(f, t_c) in float32 at least: [B, C]. A sigmoid model's bias is constant and cancels."""
+    return scale * (encoded.feature @ text.to(encoded.feature.dtype).T)
+
+
+@register("zeroshot")
+class ZeroShot:
+    """The class whose text is nearest; nothing is remembered."""
+
+    facts = Facts(training_free=True, kind="episodic")
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W]."""
+        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
+        scores = logits.softmax(dim=-1)
+        return Outcome(logits, scores, scores, None, encoded.steps)
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""

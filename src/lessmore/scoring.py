@@ -1,0 +1,97 @@
+"""Domain-aware token evaluation (section 3.4): the nearest class anchor, its attention rows, the cross-head rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessmore.config import Rows, Score
+
+
+class Anchors(NamedTuple):
+    """What the encoder sees of a reservoir: class means [C, L, D] and which classes may serve, [C] bool."""
+
+    means: Tensor
+    ready: Tensor
+
+
+class Anchor(NamedTuple):
+    """The anchor chosen for each image of a batch."""
+
+    token: Tensor
+    """[B, 1, D], arbitrary where `index` is −1."""
+    index: Tensor
+    """Class the anchor stands for, [B] int64; −1 where no class is ready."""
+
+    @property
+    def present(self) -> Tensor:
+        """[B] bool, whether an image has an anchor at all."""
+        return self.index >= 0
+
+
+def nearest_anchor(summary: Tensor, anchors: Anchors, layer: int) -> Anchor:
+    """c* = argmax_c cos(v, A_c^layer) over the ready classes; ties go to the lowest class.
+
+    summary: [B, D], the summary token that left block `layer`.
+    """
+    means = anchors.means[:, layer]
+    wide = torch.promote_types(summary.dtype, torch.float32)
+    cosine = F.normalize(summary.to(wide), dim=-1) @ F.normalize(means.to(wide), dim=-1).T
+    index = cosine.masked_fill(~anchors.ready, -torch.inf).argmax(dim=-1)
+    token = means[index].unsqueeze(1).to(summary.dtype)
+    return Anchor(token, torch.where(anchors.ready.any(), index, -1))
+
+
+def key_bias(anchor: Anchor, keys: int, dtype: torch.dtype) -> Tensor:
+    """Additive attention bias [B, 1, 1, keys] that hides the anchor (the first key) from images that have none."""
+    bias = torch.zeros(len(anchor.index), 1, 1, keys, dtype=dtype, device=anchor.index.device)
+    bias[..., 0] = bias[..., 0].masked_fill(~anchor.present[:, None, None], -torch.inf)
+    return bias
+
+
+def attention_rows(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q kᵀ/√d) of a few query rows, q [B, H, Q, d] and k [B, H, N, d] → [B, H, Q, N]; no map of all tokens.
+
+    The product runs in the tower's precision, the softmax in float32 at least.
+    """
+    logits = (q @ k.transpose(-2, -1)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
+    return (logits if bias is None else logits + bias).softmax(dim=-1)
+
+
+def blend_rows(rows: Rows, summary: Tensor, anchored: Tensor, present: Tensor) -> Tensor:
+    """Score rows [B, H, n] from the summary's and the anchor's; images without an anchor use the summary's alone.
+
+    The paper queries with [class token; anchor] and does not say how the two rows become one; `both` averages them.
+    """
+    mixed = anchored if rows == "anchor" else (summary + anchored) / 2
+    return torch.where(present[:, None, None], mixed, summary)
+
+
+def head_mean(rows: Tensor) -> Tensor:
+    """S_i, the attention averaged over heads: [B, H, n] → [B, n]."""
+    return rows.mean(dim=1)
+
+
+def rank_sum(rows: Tensor) -> Tensor:
+    """H · S_i^head: the rank of each token within each head (0 = most attended), summed over heads, [B, n] int64.
+
+    Summed rather than averaged, so that comparing two tokens is exact; equal attention goes to the lower index.
+    """
+    order = rows.argsort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(rows.shape[-1], device=rows.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, ranks).sum(dim=1)
+
+
+def token_order(rows: Tensor, score: Score) -> Tensor:
+    """Patch positions [B, n] from the most to the least important.
+
+    `rank`: by cross-head rank, then head-mean attention, then position. `mean`: by head-mean attention, then position.
+    """
+    order = head_mean(rows).argsort(dim=-1, descending=True, stable=True)
+    if score == "mean":
+        return order
+    ranked = rank_sum(rows).gather(-1, order).argsort(dim=-1, stable=True)
+    return order.gather(-1, ranked)

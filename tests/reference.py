@@ -1,0 +1,399 @@
+"""TCA once more, slowly: float64, lists and loops, one image at a time, straight from section 3 of the paper.
+
+Shared with the fast implementation are only the configuration and the weights, so each can be checked by the other.
+Patches are counted from 0 without the class token; n is a number of patches, N one of tokens, class token included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lessmore.config import Adaptation, Condensation
+from lessmore.vit import ACTIVATIONS as TORCH_ACTIVATIONS
+from lessmore.vit import ViT
+
+Array = NDArray[np.float64]
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def softmax(x: Array) -> Array:
+    """Softmax over the last axis; the largest entry is taken out first, so nothing overflows."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def cosine(a: Array, b: Array) -> float:
+    """cos(a, b), and 0 where either vector is zero."""
+    norms = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
+    return float(a @ b) / norms if norms > 0 else 0.0
+
+
+class Tower:
+    """The frozen visual encoder E_v in numpy: V^{l+1} = V' + MLP(V'), V' = V^l + Attention(V^l)."""
+
+    def __init__(self, vit: ViT) -> None:
+        self.shape, self.heads, self.first = vit.shape, vit.shape.blocks.heads, int(vit.shape.class_token)
+        self.w: dict[str, Array] = {k: v.cpu().numpy().astype(np.float64) for k, v in vit.state_dict().items()}
+        used: Any = vit.blocks[0].mlp
+        self.activation = next(ACTIVATIONS[name] for name, f in TORCH_ACTIVATIONS.items() if f is used.activation)
+
+    def linear(self, name: str, x: Array) -> Array:
+        """Wx + b, with b = 0 where the layer has none."""
+        return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0.0)
+
+    def norm(self, name: str, x: Array) -> Array:
+        """LayerNorm over the last axis (biased variance)."""
+        deviation = np.sqrt(x.var(axis=-1, keepdims=True) + self.shape.blocks.eps)
+        return (x - x.mean(axis=-1, keepdims=True)) / deviation * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
+
+    def embed(self, pixels: Array) -> Array:
+        """Pixels [3, H, W] to tokens [N, D]: one patch after the other, row by row, the class token in front."""
+        side, kernel = self.shape.patch, self.w["patch_embed.weight"]
+        tokens = [self.w["class_embed"]] if self.shape.class_token else []
+        for top in range(0, pixels.shape[1] - side + 1, side):
+            for left in range(0, pixels.shape[2] - side + 1, side):
+                patch = pixels[:, top : top + side, left : left + side]
+                tokens.append((kernel * patch).sum(axis=(1, 2, 3)) + self.w.get("patch_embed.bias", 0.0))
+        x = np.stack(tokens) + self.w["positions"]
+        return self.norm("norm_pre", x) if self.shape.pre_norm else x
+
+    def heads_attend(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        """softmax(q k^T / sqrt(d)) v, head by head: the heads' outputs side by side [Q, D], and maps [H, Q, keys]."""
+        d, maps, outputs = q.shape[1] // self.heads, [], []
+        for h in range(self.heads):
+            part = slice(h * d, (h + 1) * d)
+            maps.append(softmax(q[:, part] @ k[:, part].T / math.sqrt(d)))
+            outputs.append(maps[-1] @ v[:, part])
+        return np.concatenate(outputs, axis=1), np.stack(maps)
+
+    def attend(self, i: int, x: Array, anchor: Array | None, anchor_kv: bool) -> tuple[Array, Array]:
+        """Block i's attention, eq. (domain-aware-eval): queries [V; A], keys and values [V; A] iff `anchor_kv`.
+
+        Returns what is added to the tokens [N, D] and the maps [H, queries, keys]; the anchor, if there is one, is the
+        last query and (iff `anchor_kv`) the last key. It gives no output.
+        """
+        N, D = x.shape
+        stacked = x if anchor is None else np.vstack([x, anchor])
+        keys = N + int(anchor is not None and anchor_kv)
+        qkv = self.linear(f"blocks.{i}.attn.qkv", self.norm(f"blocks.{i}.norm1", stacked))
+        mixed, maps = self.heads_attend(qkv[:, :D], qkv[:keys, D : 2 * D], qkv[:keys, 2 * D :])
+        return self.linear(f"blocks.{i}.attn.out", mixed[:N]) * self.w.get(f"blocks.{i}.scale1", 1.0), maps
+
+    def mlp(self, name: str, x: Array) -> Array:
+        """Two linear layers around the activation."""
+        return self.linear(f"{name}.down", self.activation(self.linear(f"{name}.up", x)))
+
+    def add_mlp(self, i: int, x: Array) -> Array:
+        """The second half of block i, residual included."""
+        y = self.mlp(f"blocks.{i}.mlp", self.norm(f"blocks.{i}.norm2", x))
+        return x + y * self.w.get(f"blocks.{i}.scale2", 1.0)
+
+    def map_pool(self, x: Array) -> Array:
+        """A learned probe attends to all tokens, then a residual MLP: [N, D] to [D]."""
+        D = x.shape[1]
+        q, kv = self.linear("map_pool.q", self.w["map_pool.probe"][None]), self.linear("map_pool.kv", x)
+        y = self.linear("map_pool.out", self.heads_attend(q, kv[:, :D], kv[:, D:])[0])[0]
+        return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y))
+
+    def pool(self, x: Array) -> Array:
+        """Tokens [N, D] after the last block to the feature z [E], not normalised."""
+        if self.shape.norm_then_pool:
+            x = self.norm("norm_post", x)
+        pools = {"map": self.map_pool, "class": lambda x: x[0], "mean": lambda x: x[self.first :].mean(axis=0)}
+        pooled = pools[self.shape.pool](x)
+        if not self.shape.norm_then_pool:
+            pooled = self.norm("norm_post", pooled)
+        return self.linear("projection", pooled) if self.shape.projection else pooled
+
+
+TABLE = [(1.0, 0.0), (0.95, 0.0175), (0.9, 0.035), (0.8, 0.07), (0.7, 0.10), (0.6, 0.14)]
+
+
+class Split(NamedTuple):
+    """How the n patches that enter a condensing block are divided, and what leaves it."""
+
+    keep: int
+    ambiguous: int
+    pruned: int
+    centres: int
+    fused: int
+
+    @property
+    def leaving(self) -> int:
+        """Patch tokens after the block."""
+        return self.keep + self.centres + self.fused
+
+
+def table_rate(R: float) -> float:
+    """The rate of the released code for R: straight lines between the table's points, the last one prolonged."""
+    segments = list(pairwise(TABLE))
+    (R0, rate0), (R1, rate1) = next((s for s in segments if s[1][0] <= R), segments[-1])
+    return rate0 + (rate1 - rate0) * (R0 - R) / (R0 - R1)
+
+
+def schedule(n: int, config: Condensation) -> Split:
+    """Counts of one condensing block: methods.md 1.3 and 2.3 for `table` and `rate`, floor(R n) for `exact`."""
+    (a, b), fuses = config.merge_prune, config.pruned == "fuse"
+    if config.counts == "exact":
+        out = math.floor(round(config.R * n, 9))
+        rest = total = n - (out - (config.K if a > 0 else 0) - int(fuses and b > 0))
+    else:
+        rate = table_rate(config.R) if config.rate is None else config.rate
+        left = math.ceil(round((1 - rate) * n, 9))
+        m = n + 1 - left
+        rest, total = n - (left - 2 * m), 3 * m
+    if n - rest < 1:
+        raise ValueError(f"of {n} patches none would be kept")
+    ambiguous = min(rest, (2 * total * a + (a + b)) // (2 * (a + b)))  # floor(total a/(a+b) + 1/2), in integers
+    pruned = rest - ambiguous
+    return Split(n - rest, ambiguous, pruned, min(config.K, ambiguous), int(fuses and pruned > 0))
+
+
+def score_rows(maps: Array, first: int, N: int, has_anchor: bool, rows: str) -> Array:
+    """Per head the attention every patch receives, [H, n]: the class row, the anchor's row or the mean of the two.
+
+    Not renormalised over the patches. Without a class token the mean over all patches' queries takes its place.
+    """
+    of_class = maps[:, 0, first:N] if first else maps[:, :N, :N].mean(axis=1)
+    if not has_anchor or rows == "class":
+        return of_class
+    of_anchor = maps[:, N, first:N]
+    return of_anchor if rows == "anchor" else (of_class + of_anchor) / 2
+
+
+def order_patches(rows: Array, score: str) -> list[int]:
+    """Patches best first, by S_head = (1/H) sum_h rank_h(i) or by S = (1/H) sum_h attention; ties: see design.md."""
+    s, patches = rows.mean(axis=0), range(rows.shape[1])
+    if score == "mean":
+        return sorted(patches, key=lambda j: (-s[j], j))
+    rank_sum = [0 for _ in patches]
+    for row in rows:
+        for rank, j in enumerate(sorted(patches, key=lambda j: (-row[j], j))):
+            rank_sum[j] += rank
+    return sorted(patches, key=lambda j: (rank_sum[j], -s[j], j))
+
+
+class Cluster(NamedTuple):
+    """One merged token: its centre and all members, the centre among them, in the order of their scores."""
+
+    centre: int
+    members: list[int]
+
+
+def coreset(points: list[Array], K: int) -> list[Cluster]:
+    """Greedy K-centre on points given best first: farthest-first from point 0, then all to their nearest centre."""
+    far = [[float(np.linalg.norm(a - b)) for b in points] for a in points]
+    centres: list[int] = []
+    while len(centres) < min(K, len(points)):
+        others = [i for i in range(len(points)) if i not in centres]
+        centres.append(max(others, key=lambda i: min((far[i][c] for c in centres), default=0.0)))
+    clusters = [Cluster(c, []) for c in centres]
+    for i in range(len(points)):
+        min(clusters, key=lambda k: (k.centre != i, far[i][k.centre])).members.append(i)  # a centre is its own
+    return clusters
+
+
+def merged_value(points: list[Array], cluster: Cluster, merge: str) -> Array:
+    """Eq. (token_merged): the mean of the cluster, or weights 1/distance to the centre, 1 at distance 0."""
+    weights = []
+    for i in cluster.members:
+        far = float(np.linalg.norm(points[i] - points[cluster.centre]))
+        weights.append(1.0 if merge == "mean" or far == 0 else 1 / far)
+    return np.sum([w * points[i] for w, i in zip(weights, cluster.members, strict=True)], axis=0) / sum(weights)
+
+
+class Condensed(NamedTuple):
+    """What one condensing block did, with which class's anchor, by positions among the patches that entered it."""
+
+    block: int
+    anchor: int | None
+    kept: list[int]
+    merged: list[Cluster]
+    pruned: list[int]
+    fused: bool
+
+
+def condense(x: Array, s: Array, order: list[int], split: Split, merge: str) -> tuple[Array, list[Cluster]]:
+    """Algorithm 1 on the patches x [n, D] between attention and MLP: kept, merged and fused tokens, in this order."""
+    keep, ambiguous = split.keep, order[split.keep : split.keep + split.ambiguous]
+    points = [x[j] for j in ambiguous]
+    clusters = coreset(points, split.centres)
+    tokens = [x[j] for j in order[:keep]] + [merged_value(points, cluster, merge) for cluster in clusters]
+    if split.fused:
+        tokens.append(np.sum([s[j] * x[j] for j in order[keep + split.ambiguous :]], axis=0))
+    return np.stack(tokens), [Cluster(ambiguous[c.centre], [ambiguous[i] for i in c.members]) for c in clusters]
+
+
+def regroup(weights: Array, record: Condensed) -> Array:
+    """Received attention after condensing: merged and fused tokens carry the sum of their members'."""
+    fused = [record.pruned] if record.fused else []
+    groups = [[j] for j in record.kept] + [cluster.members for cluster in record.merged] + fused
+    return np.array([sum(weights[j] for j in group) for group in groups])
+
+
+class Entry(NamedTuple):
+    """One stored sample: anchor tokens of all layers [L, D], feature [E], key H, and its number in the stream."""
+
+    tokens: Array
+    feature: Array
+    key: float
+    id: int
+
+
+class Reservoir:
+    """R = {R_c}: for every class a list of up to M slots."""
+
+    def __init__(self, classes: int, M: int, strategy: str) -> None:
+        self.slots: list[list[Entry]] = [[] for _ in range(classes)]
+        self.M, self.strategy = M, strategy
+
+    def ready(self, rule: str) -> list[int]:
+        """Classes whose anchors may be used."""
+        if rule == "class":
+            return [c for c, entries in enumerate(self.slots) if entries]
+        return list(range(len(self.slots))) if all(len(entries) >= 2 for entries in self.slots) else []
+
+    def mean(self, c: int) -> Array:
+        """A_c = mean of the stored anchor tokens of class c, [L, D]."""
+        return np.sum([entry.tokens for entry in self.slots[c]], axis=0) / len(self.slots[c])
+
+    def badness(self, candidates: list[Entry], i: int) -> float:
+        """What candidate i is evicted for; the largest goes."""
+        if self.strategy == "fifo":
+            return -float(candidates[i].id)
+        if self.strategy == "uncertainty":
+            return candidates[i].key
+        u = [entry.tokens.mean(axis=0) for entry in candidates]
+        similar = sum(cosine(u[i], u[j]) for j in range(len(u)) if j != i) / (len(u) - 1)
+        return candidates[i].key + (similar if self.strategy == "diversity" else -similar)
+
+    def update(self, c: int, new: Entry) -> None:
+        """Store a sample in R_c; of M + 1 the worst goes, on ties the newcomer, then the lowest slot."""
+        stored = self.slots[c]
+        candidates = [new, *stored]
+        if len(stored) < self.M:
+            stored.append(new)
+        elif (victim := max(range(self.M + 1), key=lambda i: self.badness(candidates, i))) > 0:
+            stored[victim - 1] = new
+
+
+def layer_weights(L: int, beta: float, kind: str) -> Array:
+    """P = exp(l / beta) normalised to sum 1, l = 1..L or L values from 0 to 1."""
+    return softmax((np.linspace(0, 1, L) if kind == "linspace" else np.arange(1.0, L + 1)) / beta)
+
+
+def token_classifier(tokens: Array, slots: list[list[Entry]], config: Adaptation, skip: int | None = None) -> Array:
+    """p_token [C] of eq. (logit_correction); `skip` is the id of an entry left out, 0 for a class with none left."""
+    w = layer_weights(len(tokens), config.beta, config.layer_weights)
+    scores = []
+    for entries in slots:
+        values = []
+        for entry in [entry for entry in entries if entry.id != skip]:
+            a = sum(w[layer] * cosine(tokens[layer], entry.tokens[layer]) for layer in range(len(tokens)))
+            values.append(math.exp(-config.sharpness * (1 - a)) if config.kernel == "exp" else a)
+        scores.append(sum(values) / (len(values) if config.over == "mean" else 1) if values else 0.0)
+    return np.array(scores)
+
+
+@dataclass
+class Encoding:
+    """One image through the condensing encoder."""
+
+    pooled: Array  # output of the tower [E], as it comes
+    feature: Array  # the same, L2-normalised
+    summary: Array  # summary token of every block, [L, D]
+    tokens: list[int]  # tokens after each block, the class token counted
+    condensed: list[Condensed]
+
+
+@dataclass
+class Result(Encoding):
+    """One step of the stream: `index` is the argmax of `corrected`, `ids` each class's slots after the step."""
+
+    logits: Array  # zero-shot logits z of the condensed encoder, [C]
+    corrected: Array  # z or p with the correction added, [C]
+    index: int
+    key: float
+    ids: list[list[int]]
+
+
+class Reference:
+    """TCA on a stream of single images; `text` [C, E] is used as given."""
+
+    def __init__(self, vit: ViT, text: Any, logit_scale: float, condensation: Condensation, adaptation: Adaptation):
+        self.tower, self.condensation, self.adaptation = Tower(vit), condensation, adaptation
+        self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
+        self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
+        self.seen = 0
+
+    def nearest(self, i: int, summary: list[Array]) -> int | None:
+        """c* = argmax_c cos(v^l, A_c^{l-1}) over the ready classes, the lowest on ties; none at block 0."""
+        classes = self.reservoir.ready(self.adaptation.ready)
+        if i == 0 or not classes or not self.condensation.uses_anchor:
+            return None
+        return max(classes, key=lambda c: cosine(summary[i - 1], self.reservoir.mean(c)[i - 1]))
+
+    def summarise(self, x: Array, received: Array) -> Array:
+        """A^l: the class token after the block; without one the mean of all tokens, plain or by received attention."""
+        if self.tower.first:
+            return x[0]
+        return x.mean(axis=0) if self.condensation.summary == "mean" else received @ x / received.sum()
+
+    def encode(self, pixels: Any) -> Encoding:
+        """Image [3, H, W] through the tower with the anchors stored so far; the reservoir is left as it is."""
+        config, tower, first = self.condensation, self.tower, self.tower.first
+        x = tower.embed(np.asarray(pixels, dtype=np.float64))
+        summary, tokens, condensed = list[Array](), list[int](), list[Condensed]()
+        for i in range(tower.shape.blocks.depth):
+            condenses = config.active and i in config.layers
+            c = self.nearest(i, summary) if condenses else None
+            anchor = None if c is None else self.reservoir.mean(c)[i - 1]
+            update, maps = tower.attend(i, x, anchor, config.anchor_kv)
+            x, N = x + update, len(x)
+            received = maps[:, first:N, first:N].mean(axis=(0, 1))
+            if condenses:
+                rows = score_rows(maps, first, N, anchor is not None, config.rows)
+                order, split = order_patches(rows, config.score), schedule(N - first, config)
+                patches, clusters = condense(x[first:], rows.mean(axis=0), order, split, config.merge)
+                x = np.vstack([x[:first], patches])
+                kept, pruned = order[: split.keep], order[split.keep + split.ambiguous :]
+                condensed.append(Condensed(i, c, kept, clusters, pruned, bool(split.fused)))
+                received = regroup(received, condensed[-1])
+            x = tower.add_mlp(i, x)
+            summary.append(self.summarise(x, received))
+            tokens.append(len(x))
+        pooled = tower.pool(x)
+        return Encoding(pooled, pooled / np.linalg.norm(pooled), np.stack(summary), tokens, condensed)
+
+    def step(self, pixels: Any) -> Result:
+        """One image of the stream: encode, then correct and remember, in the order the adaptation asks for."""
+        config, encoding = self.adaptation, self.encode(pixels)
+        z = self.logit_scale * (self.text @ encoding.feature)
+        p, c = softmax(z), int(z.argmax())
+        terms = [-q * math.log(q) if q > 0 else 0.0 for q in p]
+        key = float(sum(terms) if config.key == "entropy" else terms[c])
+        new = Entry(encoding.summary, encoding.feature, key, self.seen)
+        if config.order == "update_first":
+            self.reservoir.update(c, new)
+        own = self.seen if config.exclude_own else None
+        correction = token_classifier(encoding.summary, self.reservoir.slots, config, skip=own)
+        if config.order == "predict_first":
+            self.reservoir.update(c, new)
+        self.seen += 1
+        corrected = (z if config.domain == "logits" else p) + config.lam * correction
+        ids = [[entry.id for entry in entries] for entries in self.reservoir.slots]
+        return Result(**vars(encoding), logits=z, corrected=corrected, index=int(corrected.argmax()), key=key, ids=ids)
