@@ -146,11 +146,15 @@ def table_rate(R: float) -> float:
 
 
 def schedule(n: int, config: Condensation) -> Split:
-    """Counts of one condensing block: methods.md 1.3 and 2.3 for `table` and `rate`, floor(R n) for `exact`."""
+    """Counts of one condensing block: the released rule for `table` and `rate`, floor(R n) leave for `exact`,
+    ceil(R n) stay as they are for `keep`."""
     (a, b), fuses = config.merge_prune, config.pruned == "fuse"
-    if config.counts == "exact":
-        out = math.floor(round(config.R * n, 9))
-        rest = total = n - (out - (config.K if a > 0 else 0) - int(fuses and b > 0))
+    fewest, spared = 0, 0
+    if config.counts == "exact":  # exactly `out` leave, so there must be something for each centre and the fused token
+        out, fewest, spared = math.floor(round(config.R * n, 9)), config.K if a > 0 else 0, int(fuses and b > 0)
+        rest = total = n - (out - fewest - spared)
+    elif config.counts == "keep":
+        rest = total = n - math.ceil(round(config.R * n, 9))
     else:
         rate = table_rate(config.R) if config.rate is None else config.rate
         left = math.ceil(round((1 - rate) * n, 9))
@@ -158,7 +162,8 @@ def schedule(n: int, config: Condensation) -> Split:
         rest, total = n - (left - 2 * m), 3 * m
     if n - rest < 1:
         raise ValueError(f"of {n} patches none would be kept")
-    ambiguous = min(rest, (2 * total * a + (a + b)) // (2 * (a + b)))  # floor(total a/(a+b) + 1/2), in integers
+    ambiguous = (2 * total * a + (a + b)) // (2 * (a + b))  # floor(total a/(a+b) + 1/2), in integers
+    ambiguous = max(fewest, min(rest - spared, ambiguous))
     pruned = rest - ambiguous
     return Split(n - rest, ambiguous, pruned, min(config.K, ambiguous), int(fuses and pruned > 0))
 
@@ -176,7 +181,7 @@ def score_rows(maps: Array, first: int, N: int, has_anchor: bool, rows: str) -> 
 
 
 def order_patches(rows: Array, score: str) -> list[int]:
-    """Patches best first, by S_head = (1/H) sum_h rank_h(i) or by S = (1/H) sum_h attention; ties: see design.md."""
+    """Patches best first, by S_head = (1/H) sum_h rank_h(i) or by S = (1/H) sum_h attention; ties: docs/divergences.md."""
     s, patches = rows.mean(axis=0), range(rows.shape[1])
     if score == "mean":
         return sorted(patches, key=lambda j: (-s[j], j))

@@ -1,0 +1,28 @@
+"""lessmore: zero-shot image classifiers that get more accurate and cheaper while they run."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from lessmore.adapter import Adapter, Health, Prediction, adapt
+from lessmore.condense.registry import list_reducers
+from lessmore.config import list_presets
+from lessmore.methods import list_methods
+from lessmore.shapes import list_models
+from lessmore.vlm import VLM, load
+
+try:
+    __version__ = version("lessmore")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0"
+
+__all__ = [
+    "VLM",
+    "Adapter",
+    "Health",
+    "Prediction",
+    "adapt",
+    "list_methods",
+    "list_models",
+    "list_presets",
+    "list_reducers",
+    "load",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,13 +15,14 @@ from torch import Tensor
 from lessmore import statefile
 from lessmore.condense.registry import reducer as make_reducer
 from lessmore.condense.source import SourceMap, source_map
-from lessmore.config import Preset, preset as make_preset
+from lessmore.config import Preset
+from lessmore.config import preset as make_preset
 from lessmore.encoder import PLAIN, encode
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.inputs import Image, to_pixels
 from lessmore.methods import Method, Outcome, Setup, make
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.prompts import Templates
+from lessmore.prompts import Templates, class_names, prompts
 from lessmore.vlm import VLM, load
 
 
@@ -205,5 +208,6 @@ def adapt(
     vlm = load(model, tokenizer, preprocess)
     chosen = make_preset(preset, **options, **({} if R is None else {"R": R}))
     chosen = chosen._replace(condensation=make_reducer(reducer, chosen.condensation))
-    prompts = ClassPrompts(vlm, classes, templates)
-    return Adapter(vlm, prompts.classes, prompts.embeddings(cache), prompts.hash, method, chosen)
+    names = class_names(classes)
+    written = hashlib.sha256(json.dumps(prompts(names, templates)).encode()).hexdigest()
+    return Adapter(vlm, names, vlm.classifier(names, templates, cache=cache), written, method, chosen)

@@ -50,17 +50,18 @@ def stage(n: int, config: Condensation) -> Stage:
     keeps ceil(R·n) and adds what the rest is condensed to (EViT's rule).
     """
     merged, dropped = config.merge_prune
+    least, spare = 0, 0
     if config.counts == "exact":
-        out = math.floor(round(config.R * n, 9))
-        rest = n - (out - (config.K if merged else 0) - (1 if config.pruned == "fuse" and dropped else 0))
-        parts = rest
+        least, spare = config.K if merged else 0, int(config.pruned == "fuse" and dropped > 0)
+        rest = parts = n - (math.floor(round(config.R * n, 9)) - least - spare)
     elif config.counts == "keep":
         rest = parts = n - math.ceil(round(config.R * n, 9))
     else:
         rate = rate_of(config.R) if config.rate is None else config.rate
         m = n + 1 - math.ceil(round((1 - rate) * n, 9))
         rest, parts = 3 * m - 1, 3 * m
-    ambiguous = min(rest, (2 * parts * merged + merged + dropped) // (2 * (merged + dropped)))
+    share = (2 * parts * merged + merged + dropped) // (2 * (merged + dropped))  # parts · merged/(both), half up
+    ambiguous = max(least, min(rest - spare, share))
     pruned = rest - ambiguous
     if n - rest < 1:
         raise ConfigError(f"R={config.R} keeps no token of {n}; choose a larger R, fewer layers or a smaller K")

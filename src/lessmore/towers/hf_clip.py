@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,6 +89,6 @@ def import_clip(model: nn.Module) -> Towers:
     """Our towers around a transformers CLIPModel."""
     weights = Weights(model)
     vision, text = _vision(model, weights), _text(model, weights)
-    scale = float(weights.take("logit_scale").float().exp())
+    scale = math.exp(weights.number("logit_scale"))
     weights.finish()
     return Towers(vision, text, scale, 0.0, "clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -72,7 +73,6 @@ def import_siglip(model: nn.Module) -> Towers:
     """Our towers around a transformers SiglipModel."""
     weights = Weights(model)
     vision, text = _vision(model, weights), _text(model, weights)
-    scale = float(weights.take("logit_scale").float().exp())
-    bias = float(weights.take("logit_bias").float())
+    scale, bias = math.exp(weights.number("logit_scale")), weights.number("logit_bias")
     weights.finish()
     return Towers(vision, text, scale, bias, "siglip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -146,8 +147,8 @@ def import_open_clip(model: nn.Module) -> Towers:
     """Our towers around an open_clip model; the family is SigLIP where logits have a bias and text sees both ways."""
     weights = Weights(model)
     vision, text = _vision(model.visual, weights), _text_of(model, weights)
-    scale = float(weights.take("logit_scale").float().exp())
-    bias = weights.optional("logit_bias")
+    scale = math.exp(weights.number("logit_scale"))
+    bias = weights.number("logit_bias") if weights.has("logit_bias") else None
     weights.finish()
     if vision.shape.embed != text.shape.embed:
         raise ModelError(
@@ -155,4 +156,4 @@ def import_open_clip(model: nn.Module) -> Towers:
             "give a model whose two towers share one space"
         )
     siglip = bias is not None and not text.shape.causal
-    return Towers(vision, text, scale, 0.0 if bias is None else float(bias), "siglip" if siglip else "clip")
+    return Towers(vision, text, scale, bias or 0.0, "siglip" if siglip else "clip")

@@ -73,6 +73,8 @@ def _check(trunk: Any) -> None:
     tokens = 1 if getattr(trunk, "cls_token", None) is not None else 0
     if trunk.num_prefix_tokens != tokens or (tokens and trunk.no_embed_class):
         raise unsupported("a timm tower with register tokens or a class token without a position")
+    if tokens and (trunk.global_pool == "map" or getattr(trunk, "pool_include_prefix", False)):
+        raise unsupported("a timm tower that pools its class token together with the patches")
     block = type(trunk.blocks[0]).__name__
     if block != "Block" or not isinstance(trunk.patch_embed.proj, nn.Conv2d):
         raise unsupported(f"a timm tower of {block} blocks")

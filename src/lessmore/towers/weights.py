@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ class Weights:
         self._tensors = {k: v for k, v in model.state_dict().items() if not k.endswith("position_ids")}
         self._unread = set(self._tensors)
         places = {str(v.device) for v in self._tensors.values()}
-        if len(places) != 1 or "meta" in places:
+        if len(places) != 1:
             raise ModelError(f"the weights lie on {' and '.join(sorted(places))}; move the whole model to one device")
 
     def has(self, name: str) -> bool:
@@ -51,6 +52,11 @@ class Weights:
     def optional(self, name: str) -> Tensor | None:
         """The tensor, or None where the host has none of this name."""
         return self.take(name) if self.has(name) else None
+
+    def number(self, name: str) -> float:
+        """The single value of a one-element weight, in float; NaN while a model is only being inspected on `meta`."""
+        tensor = self.take(name)
+        return math.nan if tensor.is_meta else float(tensor)
 
     def pack(self, names: Iterable[str]) -> Tensor:
         """A copy of several tensors joined along the first dimension: separate q, k and v become one."""

@@ -1,0 +1,97 @@
+"""Costs: the paper's printed digits, and torch's own counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lessmore.condense.registry import reducer
+from lessmore.config import Condensation, Preset, preset
+from lessmore.eval.flops import costs
+from lessmore.methods import Setup, make
+from lessmore.shapes import SHAPES
+from lessmore.text import TextTower
+from lessmore.vit import BlockShape, ViTShape
+from tests.random_towers import make_text, make_vit
+
+B16, L14 = SHAPES["ViT-B-16"], SHAPES["ViT-L-14"]
+ADAPTATION = preset("default").adaptation
+
+
+@pytest.mark.parametrize(
+    ("vision", "condensation", "anchored", "printed"),
+    [
+        (B16[0], Condensation(R=1), False, "17.58"),
+        (B16[0], reducer("evit", Condensation(R=0.9)), False, "15.41"),
+        (B16[0], reducer("evit", Condensation(R=0.7)), False, "11.62"),
+        (L14[0], reducer("evit", Condensation(R=0.9)), False, "65.19"),
+        (L14[0], reducer("evit", Condensation(R=0.7)), False, "40.78"),
+        (B16[0], Condensation(R=0.95), False, "16.55"),
+        (B16[0], Condensation(R=0.9), False, "15.45"),
+        (B16[0], Condensation(R=0.7), False, "11.68"),
+        (B16[0], Condensation(R=0.7), True, "11.69"),
+        (B16[0], Condensation(R=0.6), False, "9.91"),
+        (L14[0], Condensation(R=0.7), True, "41.44"),
+    ],
+)
+def test_printed_digits_of_the_paper(vision: ViTShape, condensation: Condensation, anchored: bool, printed: str) -> None:
+    cost = costs(vision, condensation, ADAPTATION, accounting="paper", anchored=anchored)
+    assert f"{cost.gmacs:.2f}" == printed
+
+
+def test_prompts_cost_what_the_paper_counts() -> None:
+    cost = costs(B16[0], Condensation(R=1), text=B16[1], prompts=1, accounting="paper")
+    assert cost.text / 1e9 == pytest.approx(2.9847, abs=5e-5)
+
+
+@pytest.mark.parametrize("shape", ["class", "map"])
+@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@pytest.mark.parametrize("method", ["tca", "zeroshot"])
+def test_matmul_agrees_with_torchs_counter(shape: str, name: str, method: str) -> None:
+    blocks = BlockShape(width=64, depth=12, heads=4, mlp=256)
+    vision = ViTShape(blocks, image_size=112, patch=8, embed=32)
+    if shape == "map":
+        vision = ViTShape(
+            blocks,
+            image_size=112,
+            patch=8,
+            embed=64,
+            class_token=False,
+            pre_norm=False,
+            pool="map",
+            norm_then_pool=True,
+            projection=False,
+        )
+    vit = make_vit(vision, dtype=torch.float32, spread=0.1)
+    chosen: Preset = preset(name, ready="class")
+    C = 7
+    one = make(method, Setup(vit, make_text(C, vision.embed, dtype=torch.float32), 10.0, chosen))
+    images = torch.randn(3, 1, 3, 112, 112)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        for image in images[:2]:
+            one.predict(image)
+        with FlopCounterMode(display=False) as counter:
+            one.predict(images[2])
+    expected = costs(vision, chosen.condensation, chosen.adaptation if method == "tca" else None, C)
+    assert counter.get_total_flops() == pytest.approx(2 * expected.macs, rel=0.005)
+
+
+def test_text_agrees_with_torchs_counter() -> None:
+    shape = SHAPES["ViT-B-32"][1]
+    with torch.device("meta"):
+        text = TextTower(shape)
+        tokens = torch.zeros(3, shape.context, dtype=torch.int64)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        text(tokens)
+    expected = costs(SHAPES["ViT-B-32"][0], Condensation(R=1), text=shape, prompts=3).text
+    assert counter.get_total_flops() == pytest.approx(2 * expected, rel=0.005)
+
+
+def test_tokens_equal_the_schedule_and_savings_grow() -> None:
+    tokens = costs(B16[0], Condensation(R=0.7)).tokens
+    assert tokens == (197, 197, 197, 141, 141, 141, 100, 100, 100, 74, 74, 74)
+    gmacs = [costs(B16[0], Condensation(R=R), ADAPTATION).gmacs for R in (1, 0.95, 0.9, 0.8, 0.7, 0.6)]
+    assert gmacs == sorted(gmacs, reverse=True)
+    assert costs(B16[0], Condensation()).gflops == 2 * costs(B16[0], Condensation()).gmacs
