@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from lessmore.preprocess import Preprocess
+from lessmore.text import TextShape, TextTower
+from lessmore.towers import Family
 from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.vlm import VLM
 
 BLOCKS = BlockShape(width=16, depth=5, heads=2, mlp=24, activation="quick_gelu")
 CLASS = ViTShape(BLOCKS, image_size=24, patch=4, embed=8)
@@ -49,3 +55,23 @@ def make_text(classes: int, embed: int = 8, seed: int = 2, dtype: torch.dtype = 
     generator = torch.Generator().manual_seed(seed)
     text = torch.randn(classes, embed, generator=generator, dtype=torch.float64)
     return (text / text.norm(dim=1, keepdim=True)).to(dtype)
+
+
+TEXT = TextShape(BlockShape(width=16, depth=2, heads=2, mlp=24), vocab=300, context=12, embed=8)
+
+
+def letters(texts: list[str]) -> Tensor:
+    """A tokenizer for tests: one id per letter, 299 at the end."""
+    rows = [[ord(letter) % 256 for letter in text][:11] + [299] for text in texts]
+    return torch.tensor([[*row, *[0] * (12 - len(row))] for row in rows])
+
+
+def make_vlm(seed: int = 0, dtype: torch.dtype = torch.float32, shape: ViTShape = CLASS) -> VLM:
+    """A whole model of random weights for 24 × 24 images; no host library involved."""
+    text = TextTower(replace(TEXT, embed=shape.embed)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed + 100)
+    for parameter in text.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    family: Family = "clip" if shape.class_token else "siglip"
+    vision = make_vit(shape, seed, dtype, spread=0.25)
+    return VLM(vision, text.to(dtype), 10.0, 0.0, letters, Preprocess(24), family, "random")

@@ -109,11 +109,19 @@ class Tower:
         y = self.linear("map_pool.out", self.heads_attend(q, kv[:, :D], kv[:, D:])[0])[0]
         return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y))
 
+    def class_pool(self, x: Array) -> Array:
+        """The class token [D]."""
+        return x[0]
+
+    def mean_pool(self, x: Array) -> Array:
+        """The mean of the patches [D]."""
+        return x[self.first :].mean(axis=0)
+
     def pool(self, x: Array) -> Array:
         """Tokens [N, D] after the last block to the feature z [E], not normalised."""
         if self.shape.norm_then_pool:
             x = self.norm("norm_post", x)
-        pools = {"map": self.map_pool, "class": lambda x: x[0], "mean": lambda x: x[self.first :].mean(axis=0)}
+        pools = {"map": self.map_pool, "class": self.class_pool, "mean": self.mean_pool}
         pooled = pools[self.shape.pool](x)
         if not self.shape.norm_then_pool:
             pooled = self.norm("norm_post", pooled)
@@ -181,7 +189,7 @@ def score_rows(maps: Array, first: int, N: int, has_anchor: bool, rows: str) -> 
 
 
 def order_patches(rows: Array, score: str) -> list[int]:
-    """Patches best first, by S_head = (1/H) sum_h rank_h(i) or by S = (1/H) sum_h attention; ties: docs/divergences.md."""
+    """Patches best first, by S_head = (1/H) sum_h rank_h(i) or by S = (1/H) sum_h attention; ties by index."""
     s, patches = rows.mean(axis=0), range(rows.shape[1])
     if score == "mean":
         return sorted(patches, key=lambda j: (-s[j], j))

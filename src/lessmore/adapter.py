@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lessmore import statefile
 from lessmore.condense.registry import reducer as make_reducer
+from lessmore.condense.schedule import schedule
 from lessmore.condense.source import SourceMap, source_map
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
@@ -75,12 +76,16 @@ class Health:
 class Adapter:
     """Classifies a stream of images; make one with `lessmore.adapt`."""
 
-    def __init__(self, vlm: VLM, classes: Sequence[str], text: Tensor, prompts: str, method: str, preset: Preset) -> None:
+    def __init__(
+        self, vlm: VLM, classes: Sequence[str], text: Tensor, prompts: str, method: str, preset: Preset
+    ) -> None:
         self.vlm = vlm
         self.classes = list(classes)
         self.method_name = method
         self.preset = preset
         self._prompts = prompts
+        shape = vlm.vision.shape
+        schedule(shape.patches, shape.blocks.depth, preset.condensation)  # refuse an impossible one before any image
         self._setup = Setup(vlm.vision, text, vlm.logit_scale, preset)
         self._method: Method = make(method, self._setup)
         self._health = Health()

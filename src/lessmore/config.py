@@ -7,8 +7,7 @@ and how it corrects the answer). Where the paper is silent, or the released code
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from lessmore.errors import ConfigError, unknown
@@ -218,13 +217,3 @@ def preset(name: str, **overrides: Any) -> Preset:
     condensation = replace(base.condensation, **{k: v for k, v in overrides.items() if k in ours})
     adaptation = replace(base.adaptation, **{k: v for k, v in overrides.items() if k in theirs})
     return Preset(condensation, adaptation, base.tuned_on)
-
-
-def to_dict(config: Condensation | Adaptation) -> dict[str, Any]:
-    """Plain values, ready for JSON."""
-    return asdict(config)
-
-
-def condensation_from_dict(values: Mapping[str, Any]) -> Condensation:
-    """Inverse of `to_dict`; lists become tuples."""
-    return Condensation(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

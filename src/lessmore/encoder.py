@@ -18,7 +18,16 @@ from lessmore.condense.coreset import Condensed, condense
 from lessmore.condense.schedule import Stage, schedule
 from lessmore.condense.source import Step
 from lessmore.config import Condensation
-from lessmore.scoring import Anchor, Anchors, attention_rows, blend_rows, head_mean, key_bias, nearest_anchor, token_order
+from lessmore.scoring import (
+    Anchor,
+    Anchors,
+    attention_rows,
+    blend_rows,
+    head_mean,
+    key_bias,
+    nearest_anchor,
+    token_order,
+)
 from lessmore.vit import Block, ViT
 
 PLAIN = Condensation(R=1.0)
@@ -69,7 +78,7 @@ def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: Anch
         if stage is not None:
             x, target = condense_patches(x, scores, class_token, stage, config)
             weight = None if weight is None else carry(weight, target, stage)
-            steps.append(Step(i, stage, target, None if anchor is None else anchor.index))
+            steps.append(Step(i, stage, target, None if anchor is None else anchor.label))
         x = block.add_mlp(x)
         summaries.append(summary(x, class_token, weight))
     feature = vit.pool(x)
@@ -88,7 +97,7 @@ def summary(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tenso
 
 
 def attend(block: Block, x: Tensor, class_token: bool, config: Condensation, anchor: Anchor | None) -> Attended:
-    """The attention half of a block on x [B, N, D], with the scores of its patches (the paper's domain-aware attention).
+    """The attention half of a block on x [B, N, D], with the scores of its patches (domain-aware token evaluation).
 
     The anchor passes the block's norm like a token; with `anchor_kv` its key and value join for all queries. It gives
     no output of its own.

@@ -66,7 +66,7 @@ class Preprocess:
     def __call__(self, image: Image.Image) -> Tensor:
         """Pillow image → float32 [3, size, size]."""
         pixels = np.asarray(self.resize(image), dtype=np.float32) / np.float32(255)
-        normal = (pixels - np.float32(self.mean)) / np.float32(self.std)
+        normal = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
 
     def resize(self, image: Image.Image) -> NDArray[np.uint8]:

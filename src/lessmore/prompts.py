@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import string
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 from lessmore.errors import ConfigError, unknown
+from lessmore.files import write_safetensors
 
 if TYPE_CHECKING:
     from lessmore.vlm import VLM
@@ -130,7 +130,7 @@ def _embed(vlm: VLM, tokens: Tensor, batch_size: int, progress: bool | None) -> 
     bar = tqdm(total=len(tokens), desc="class prompts", unit="prompt", disable=hidden)
     out = []
     with bar:
-        for batch in tokens.split(batch_size):
+        for batch in torch.split(tokens, batch_size):
             out.append(F.normalize(vlm.encode_text(vlm.text.trim(batch)).float(), dim=-1).cpu())
             bar.update(len(batch))
     return torch.cat(out)
@@ -164,10 +164,8 @@ def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
 
 def _write(file: Path, embeddings: Tensor) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        os.close(handle)
-        save_file({"embeddings": embeddings.contiguous()}, name)
-        os.replace(name, file)
+        write_safetensors(file, {"embeddings": embeddings})
     except OSError as error:
-        warnings.warn(f"class embeddings are not cached ({error}); set LESSMORE_CACHE to a writable folder", stacklevel=2)
+        warnings.warn(
+            f"class embeddings are not cached ({error}); set LESSMORE_CACHE to a writable folder", stacklevel=2
+        )

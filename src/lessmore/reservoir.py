@@ -38,7 +38,7 @@ class Reservoir(NamedTuple):
 class Delta(NamedTuple):
     """What one sample does to the reservoir; also the record from which a run can be replayed."""
 
-    index: Tensor
+    label: Tensor
     """Class c, [] int64."""
     slot: Tensor
     """Slot the sample takes, [] int64; −1 = it is not stored."""
@@ -121,7 +121,7 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
 
 def apply_(state: Reservoir, delta: Delta) -> Reservoir:
     """Let the sample in, in place; a delta without a slot only counts the step."""
-    taken, at = delta.slot >= 0, delta.index.unsqueeze(0)
+    taken, at = delta.slot >= 0, delta.label.unsqueeze(0)
     slot = delta.slot.clamp_min(0)
 
     def put(field: Tensor, value: Tensor) -> None:

@@ -22,14 +22,14 @@ class Anchor(NamedTuple):
     """The anchor chosen for each image of a batch."""
 
     token: Tensor
-    """[B, 1, D], arbitrary where `index` is −1."""
-    index: Tensor
+    """[B, 1, D], arbitrary where `label` is −1."""
+    label: Tensor
     """Class the anchor stands for, [B] int64; −1 where no class is ready."""
 
     @property
     def present(self) -> Tensor:
         """[B] bool, whether an image has an anchor at all."""
-        return self.index >= 0
+        return self.label >= 0
 
 
 def nearest_anchor(summary: Tensor, anchors: Anchors, layer: int) -> Anchor:
@@ -47,7 +47,7 @@ def nearest_anchor(summary: Tensor, anchors: Anchors, layer: int) -> Anchor:
 
 def key_bias(anchor: Anchor, keys: int, dtype: torch.dtype) -> Tensor:
     """Additive attention bias [B, 1, 1, keys] that hides the anchor (the first key) from images that have none."""
-    bias = torch.zeros(len(anchor.index), 1, 1, keys, dtype=dtype, device=anchor.index.device)
+    bias = torch.zeros(len(anchor.label), 1, 1, keys, dtype=dtype, device=anchor.label.device)
     bias[..., 0] = bias[..., 0].masked_fill(~anchor.present[:, None, None], -torch.inf)
     return bias
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from lessmore.assets import MODELS
 from lessmore.text import TextShape
+from lessmore.towers.hf_siglip import siglip_text_shape, siglip_vision_shape
 from lessmore.vit import BlockShape, ViTShape
 
 
@@ -14,19 +16,7 @@ def _clip(image: int, patch: int, width: int, depth: int, text_width: int, embed
 
 def _siglip(image: int, patch: int, vocab: int) -> tuple[ViTShape, TextShape]:
     blocks = BlockShape(768, 12, 12, 3072, "gelu_tanh", eps=1e-6)
-    vision = ViTShape(
-        blocks,
-        image,
-        patch,
-        embed=768,
-        class_token=False,
-        pre_norm=False,
-        patch_bias=True,
-        pool="map",
-        norm_then_pool=True,
-        projection=False,
-    )
-    return vision, TextShape(blocks, vocab, 64, 768, causal=False, pool="last", projection_bias=True)
+    return siglip_vision_shape(blocks, image, patch), siglip_text_shape(blocks, vocab, 64, 768)
 
 
 SHAPES: dict[str, tuple[ViTShape, TextShape]] = {
@@ -40,5 +30,8 @@ SHAPES: dict[str, tuple[ViTShape, TextShape]] = {
 
 
 def list_models() -> list[str]:
-    """Tower shapes known by name; `lessmore.load` takes any supported model, named here or not."""
-    return sorted(SHAPES)
+    """Models known by name: the embedded ones, and tower shapes whose costs are known without their weights.
+
+    `lessmore.load` takes any supported model, named here or not.
+    """
+    return [*MODELS, *SHAPES]

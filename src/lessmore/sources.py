@@ -11,13 +11,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from lessmore.assets import MODELS
 from lessmore.errors import ConfigError, ModelError, unknown
 from lessmore.preprocess import Preprocess
 from lessmore.towers import Towers, import_model, is_a
@@ -52,10 +54,14 @@ def load(model: Any, tokenizer: Any, preprocess: Any) -> VLM:
         return _from_name(os.fspath(model), tokenizer, preprocess)
     if isinstance(model, nn.Module):
         return _from_object(model, tokenizer, preprocess)
-    raise unsupported(f"a {type(model).__name__}")
+    raise unsupported(f"an object of type {type(model).__name__}")
 
 
 def _from_name(name: str, tokenizer: Any, preprocess: Any) -> VLM:
+    if name in MODELS:
+        from lessmore.assets.models import load_embedded  # here, because it needs a VLM itself
+
+        return load_embedded(name)
     if name.startswith("open_clip:"):
         return _from_open_clip(name.removeprefix("open_clip:"), tokenizer, preprocess)
     folder = Path(name).expanduser()
@@ -86,9 +92,7 @@ def _from_object(model: nn.Module, tokenizer: Any, preprocess: Any, name: str | 
             "pass the preprocessing that belongs to the model"
         )
     label = name or home or type(model).__name__
-    return VLM(
-        towers.vision, towers.text, towers.logit_scale, towers.logit_bias, tokens, pixels, towers.family, label
-    )
+    return VLM(towers.vision, towers.text, towers.logit_scale, towers.logit_bias, tokens, pixels, towers.family, label)
 
 
 def _tokenizer(tokenizer: Any, towers: Towers, home: str) -> Tokenizer:
@@ -99,7 +103,9 @@ def _tokenizer(tokenizer: Any, towers: Towers, home: str) -> Tokenizer:
         tokenizer = _try(lambda: _need("transformers", "hf").AutoTokenizer.from_pretrained(home))
     if is_a(tokenizer, "transformers", "PreTrainedTokenizerBase"):
         if tokenizer.pad_token is None:
-            raise ModelError("the tokenizer has no padding token; set its pad_token to the one the model was trained with")
+            raise ModelError(
+                "the tokenizer has no padding token; set its pad_token to the one the model was trained with"
+            )
         return HFTokens(tokenizer, shape.context)
     if callable(tokenizer):
         function: Tokenizer = tokenizer
@@ -108,7 +114,7 @@ def _tokenizer(tokenizer: Any, towers: Towers, home: str) -> Tokenizer:
         bpe: Tokenizer = _need("open_clip", "open-clip").get_tokenizer("ViT-B-16")
         return bpe
     raise ModelError(
-        f"the model has a vocabulary of {shape.vocab} and {shape.context} positions, which does not tell its tokenizer; "
+        f"a vocabulary of {shape.vocab} and {shape.context} positions do not tell which tokenizer the model needs; "
         "pass tokenizer= a transformers tokenizer or processor, or a function from texts to token ids"
     )
 
@@ -159,7 +165,7 @@ def _from_hf(name: str, tokenizer: Any, preprocess: Any, local: bool) -> VLM:
     options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": local}
     try:
         model, report = cls.from_pretrained(name, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _not_read(name, error) from error
     if report["missing_keys"]:
         raise ModelError(f"{name} lacks the weight {min(report['missing_keys'])!r}; get the complete checkpoint")
@@ -173,6 +179,8 @@ def _from_hf(name: str, tokenizer: Any, preprocess: Any, local: bool) -> VLM:
 
 def _hf_config(name: str, local: bool) -> Mapping[str, Any]:
     configs = _need("transformers", "hf").PretrainedConfig
+    if local and not (Path(name) / "config.json").is_file():
+        raise ModelError(f"{name} holds no config.json; give a folder written by model.save_pretrained(folder)")
     try:
         config: Mapping[str, Any] = configs.get_config_dict(name, local_files_only=local)[0]
     except (OSError, ValueError) as error:
@@ -204,17 +212,18 @@ def _hf_part(read: Callable[[], Any], name: str, part: str) -> Any:
     except (OSError, ValueError, ImportError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ModelError(f"{name} brings no usable {part} ({_first_line(error)}); pass {part}= yourself") from error
+        raise ModelError(f"{name} brings no usable {part} ({_reason(error)}); pass {part}= yourself") from error
 
 
 def _not_read(name: str, error: Exception) -> ModelError:
     return ModelError(
-        f"{name!r} could not be read ({_first_line(error)}); check the name and the network, or give a local folder"
+        f"{name!r} could not be read ({_reason(error)}); check the name and the network, or give a local folder"
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    """The first sentence of a host library's error, which may be a page long."""
+    return re.split(r"\.\s|\n", str(error).strip())[0][:200] or type(error).__name__
 
 
 # open_clip: names with a tag, hf-hub: and local-dir:

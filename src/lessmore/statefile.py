@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lessmore.errors import StateError
+from lessmore.files import write_safetensors
 
 SCHEMA = "lessmore.state/1"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors and facts so that a crash leaves the old file or the new one, never half of one."""
+    """Write tensors and facts, atomically."""
     metadata = {"schema": SCHEMA, "facts": json.dumps(facts, sort_keys=True)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_safetensors(path, tensors, metadata)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}; choose a folder you may write to") from error
-    try:
-        os.close(handle)
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, name, metadata)
-        with open(name, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,7 +30,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except FileNotFoundError as error:
         raise StateError(f"{path} does not exist; save a state there first") from error
     except (SafetensorError, OSError) as error:

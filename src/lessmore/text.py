@@ -30,7 +30,8 @@ class TextShape:
     causal: bool = True
     pool: TextPool = "eos_argmax"
     """The position that becomes the feature: largest token id, first `eos_id`, or the last one, padding or not."""
-    eos_id: int | None = None
+    eos_id: int = -1
+    """The end mark, read only when pooling by it."""
     projection: bool = True
     projection_bias: bool = False
 
@@ -58,7 +59,7 @@ class TextTower(nn.Module):
         if self.shape.pool == "eos_argmax":
             return tokens.argmax(dim=-1)
         if self.shape.pool == "eos_id":
-            return (tokens == self.shape.eos_id).int().argmax(dim=-1)
+            return torch.eq(tokens, self.shape.eos_id).int().argmax(dim=-1)
         return tokens.new_full((len(tokens),), tokens.shape[1] - 1)
 
     def trim(self, tokens: Tensor) -> Tensor:

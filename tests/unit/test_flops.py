@@ -36,7 +36,9 @@ ADAPTATION = preset("default").adaptation
         (L14[0], Condensation(R=0.7), True, "41.44"),
     ],
 )
-def test_printed_digits_of_the_paper(vision: ViTShape, condensation: Condensation, anchored: bool, printed: str) -> None:
+def test_printed_digits_of_the_paper(
+    vision: ViTShape, condensation: Condensation, anchored: bool, printed: str
+) -> None:
     cost = costs(vision, condensation, ADAPTATION, accounting="paper", anchored=anchored)
     assert f"{cost.gmacs:.2f}" == printed
 

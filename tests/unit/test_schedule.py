@@ -47,7 +47,9 @@ def test_rates_between_and_below_the_table() -> None:
     assert rate_of(0.5) == pytest.approx(0.18)
 
 
-@given(st.integers(8, 300), st.floats(0.3, 0.999), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3), st.booleans())
+@given(
+    st.integers(8, 300), st.floats(0.3, 0.999), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3), st.booleans()
+)
 def test_exact_lets_exactly_that_many_leave(n: int, R: float, K: int, merged: int, dropped: int, fuse: bool) -> None:
     try:
         config = Condensation(

@@ -16,6 +16,13 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 
 
+def send(x: Tensor, device: torch.device | str) -> Tensor:
+    """A CPU tensor on `device`; a GPU is not waited for, so that drawing can be queued behind other work."""
+    if torch.device(device).type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
+
+
 def _mix(x: Tensor) -> Tensor:
     """Avalanche the low 32 bits of int64 values; the multipliers keep every product below 2⁶³."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
@@ -128,10 +135,11 @@ UNSEEN: tuple[Texture, ...] = (_bricks, _dots, _hoops, _argyle, _hatching, _conf
 
 
 def by_kind(kinds: tuple[Texture, ...], kind: Tensor, *fields: Tensor) -> Tensor:
-    """Texture number `kind` [B] (a CPU tensor) of tensors with B rows, the first [B, S, S]; each image pays for its own."""
+    """[B, S, S]: texture number `kind` [B] (a CPU tensor) of tensors with B rows; each image pays for its own only."""
     out = torch.empty_like(fields[0])
     for number, texture in enumerate(kinds):
-        rows = (kind == number).nonzero()[:, 0].to(out.device)
+        rows = (kind == number).nonzero()[:, 0]
         if len(rows):
+            rows = send(rows, out.device)
             out[rows] = texture(*(field[rows] for field in fields))
     return out

@@ -21,8 +21,13 @@ ATLAS_REACH = 1.5
 Point = tuple[float, float]
 
 
+def _length(v: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(v, dim=-1)
+    return length
+
+
 def _disc(p: Tensor, centre: Point, radius: float) -> Tensor:
-    return (p - p.new_tensor(centre)).norm(dim=-1) - radius
+    return _length(p - p.new_tensor(centre)) - radius
 
 
 def _box(p: Tensor, centre: Point, half: Point, angle: float = 0.0) -> Tensor:
@@ -30,7 +35,7 @@ def _box(p: Tensor, centre: Point, half: Point, angle: float = 0.0) -> Tensor:
     q = p - p.new_tensor(centre)
     c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
     q = torch.stack([c * q[..., 0] + s * q[..., 1], c * q[..., 1] - s * q[..., 0]], -1).abs() - p.new_tensor(half)
-    return q.clamp(min=0).norm(dim=-1) + q.amax(-1).clamp(max=0)
+    return _length(q.clamp(min=0)) + q.amax(-1).clamp(max=0)
 
 
 def _polygon(p: Tensor, corners: Sequence[Point]) -> Tensor:
@@ -40,7 +45,7 @@ def _polygon(p: Tensor, corners: Sequence[Point]) -> Tensor:
     for a, b in zip(corners, [*corners[1:], corners[0]], strict=True):
         edge, to = p.new_tensor(b) - p.new_tensor(a), p - p.new_tensor(a)
         along = ((to @ edge) / (edge @ edge)).clamp(0, 1)
-        distance = torch.minimum(distance, (to - along[..., None] * edge).norm(dim=-1))
+        distance = torch.minimum(distance, _length(to - along[..., None] * edge))
         straddles = (p[..., 1] >= a[1]) != (p[..., 1] >= b[1])
         left = edge[0] * to[..., 1] - edge[1] * to[..., 0] > 0
         inside ^= straddles & (left == (b[1] > a[1]))
@@ -121,7 +126,16 @@ def _drop(p: Tensor) -> Tensor:
 _CROSS = [(0.33, 0.33), (0.33, 0.95), (-0.33, 0.95), (-0.33, 0.33), (-0.95, 0.33), (-0.95, -0.33)]
 _ARROW = [(1.0, 0.0), (0.15, 0.8), (0.15, 0.3), (-0.95, 0.3), (-0.95, -0.3), (0.15, -0.3), (0.15, -0.8)]
 _HOUSE = [(0.0, 0.98), (0.95, 0.2), (0.68, 0.2), (0.68, -0.85), (-0.68, -0.85), (-0.68, 0.2), (-0.95, 0.2)]
-_TREE_RIGHT = [(0.0, 1.0), (0.5, 0.35), (0.26, 0.35), (0.72, -0.15), (0.4, -0.15), (0.9, -0.6), (0.2, -0.6), (0.2, -1.0)]
+_TREE_RIGHT = [
+    (0.0, 1.0),
+    (0.5, 0.35),
+    (0.26, 0.35),
+    (0.72, -0.15),
+    (0.4, -0.15),
+    (0.9, -0.6),
+    (0.2, -0.6),
+    (0.2, -1.0),
+]
 _BOLT = [(0.25, 1.0), (-0.7, -0.15), (-0.08, -0.15), (-0.35, -1.0), (0.7, 0.25), (0.1, 0.25), (0.72, 1.0)]
 _CROWN = [(-0.95, 0.6), (-0.45, 0.05), (0.0, 0.85), (0.45, 0.05), (0.95, 0.6), (0.75, -0.75), (-0.75, -0.75)]
 
@@ -156,13 +170,33 @@ SHAPES: tuple[str, ...] = tuple(_DISTANCES)
 """Names of the shapes; a shape's number is its index here."""
 
 
+def _crossings(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Points [n, 2] where a sampled function changes sign along a grid line, by linear interpolation."""
+    points = []
+    for dim in (0, 1):
+        n = values.shape[dim] - 1
+        a, b = values.narrow(dim, 0, n), values.narrow(dim, 1, n)
+        crosses = (a < 0) != (b < 0)
+        t = (a / (a - b))[crosses]
+        ends = [torch.stack([c.narrow(dim, i, n)[crosses] for c in (x, y)], -1) for i in (0, 1)]
+        points.append(torch.lerp(ends[0], ends[1], t[:, None]))
+    return torch.cat(points)
+
+
+def _exact_inside(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The same outline with true distances inside: a union's own are too short where its parts overlap."""
+    inside = values < 0
+    depth = torch.cdist(torch.stack([x[inside], y[inside]], -1), _crossings(values, x, y)).amin(1)
+    return values.masked_scatter(inside, -depth)
+
+
 @cache
 def _atlas(device: torch.device) -> Tensor:
     """All distances [24, 1, ATLAS_SIZE, ATLAS_SIZE], rows from y = -reach upwards; made on the CPU, then moved."""
     steps = torch.linspace(-ATLAS_REACH, ATLAS_REACH, ATLAS_SIZE)
     y, x = torch.meshgrid(steps, steps, indexing="ij")
     p = torch.stack([x, y], -1)
-    return torch.stack([distance(p) for distance in _DISTANCES.values()])[:, None].to(device)
+    return torch.stack([_exact_inside(f(p), x, y) for f in _DISTANCES.values()])[:, None].to(device)
 
 
 def distance(shape: Tensor, points: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from lessmore.errors import ConfigError, unknown
 
 # One value per severity: what it means is said by the function of that kind.
 STRENGTHS: dict[str, tuple[float, float, float, float, float]] = {
-    "background": (0.35, 0.5, 0.65, 0.8, 1.0),
-    "contrast": (0.5, 0.36, 0.26, 0.18, 0.12),
-    "snow": (0.15, 0.25, 0.35, 0.45, 0.55),
-    "brightness": (0.15, 0.25, 0.35, 0.45, 0.55),
-    "noise": (0.06, 0.1, 0.15, 0.2, 0.27),
-    "blur": (0.8, 1.2, 1.6, 2.0, 2.6),
-    "sketch": (0.3, 0.45, 0.6, 0.75, 0.9),
+    "background": (0.5, 0.65, 0.8, 0.9, 1.0),
+    "contrast": (0.6, 0.5, 0.44, 0.38, 0.32),
+    "snow": (0.06, 0.1, 0.14, 0.18, 0.24),
+    "brightness": (0.2, 0.3, 0.38, 0.45, 0.52),
+    "noise": (0.06, 0.08, 0.1, 0.12, 0.145),
+    "blur": (0.6, 0.9, 1.2, 1.6, 2.1),
+    "sketch": (0.25, 0.33, 0.42, 0.5, 0.6),
 }
 KINDS: tuple[str, ...] = tuple(STRENGTHS)
 """Names of the shifts."""
@@ -98,8 +98,8 @@ def shift(images: Tensor, kind: str, severity: int, seeds: Tensor) -> Tensor:
     `background` changes what is drawn rather than what was drawn: use `draw_shifted` for it.
     """
     strength = _strength(kind, severity)
-    if kind not in _FILTERS:
-        raise ConfigError(f"{kind!r} needs the scene; call draw_shifted(scene, {kind!r}, {severity})")
+    if kind == "background":
+        raise ConfigError(f"background needs the scene; call draw_shifted(scene, 'background', {severity})")
     return _FILTERS[kind](images, strength, seeds.to(images.device)).clamp(0, 1)
 
 
@@ -107,9 +107,12 @@ def draw_shifted(
     scene: Scene, kind: str = "clean", severity: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """`draw` under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
-    if kind == "clean":
-        return draw(scene, device)
+    return draw(scene, device) if kind == "clean" else draw_at(scene, kind, _strength(kind, severity), device)
+
+
+def draw_at(scene: Scene, kind: str, strength: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """`draw_shifted` at any strength in the units of `STRENGTHS`, for choosing these."""
     if kind == "background":
-        return draw(scene, device, unseen=_strength(kind, severity))
+        return draw(scene, device, unseen=strength)
     images, masks = draw(scene, device)
-    return shift(images, kind, severity, scene.seed), masks
+    return _FILTERS[kind](images, strength, scene.seed.to(device)).clamp(0, 1), masks

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lessmore.assets import fields
-from lessmore.assets.shapes import SHAPES, distance
+from lessmore.assets import fields, shapes
 from lessmore.errors import ConfigError
 
 SIZE = 64
@@ -32,13 +31,17 @@ _COLOUR_HSV = {
     "brown": (0.06, 0.68, 0.42),
     "white": (0.1, 0.03, 0.98),
 }
+SHAPES = shapes.SHAPES
 COLOURS: tuple[str, ...] = tuple(_COLOUR_HSV)
 PATTERNS: tuple[str, ...] = ("plain", "striped", "dotted", "checkered", "ringed", "split", "outlined", "speckled")
 
 Combination = tuple[int, int, int]
 """Numbers of a shape, a colour and a pattern."""
 
-_BEHIND, _BEFORE = 6, 2  # pieces of clutter under and over the object
+TRAINING_SEEDS = 2**40
+"""The first seed that training may use."""
+
+_BEHIND, _BEFORE = 6, 3  # pieces of clutter under and over the object
 _CLUTTER_COLUMNS = 9
 _COLUMNS = {"pick": 1, "seed": 2, "pose": 5, "surface": 7, "ground": 11, "light": 2}
 _WIDTH = sum(_COLUMNS.values()) + _CLUTTER_COLUMNS * (_BEHIND + _BEFORE)
@@ -129,12 +132,13 @@ class Scene:
         return [caption(*row) for row in self.labels.tolist()]
 
 
-def sample(n: int, seed: int, combos: list[Combination] | None = None) -> Scene:
-    """n scenes, each of a combination drawn evenly from `combos` (default: the trained ones).
+def sample(n: int, seed: int, combos: list[Combination] | Tensor | None = None) -> Scene:
+    """n scenes, each of a combination drawn evenly from `combos` (a list or [K, 3] int64; default: the trained ones).
 
-    The first m of n scenes are the same whatever n is.
+    The first m of n scenes are the same whatever n is. Training draws from seeds of 2⁴⁰ and more: those below are
+    images no model of this package has seen.
     """
-    table = torch.tensor(trained_combinations() if combos is None else combos)
+    table = torch.as_tensor(trained_combinations() if combos is None else combos)
     dice = torch.rand(n, _WIDTH, generator=torch.Generator().manual_seed(seed))
     index = (dice[:, 0].double() * len(table)).long()
     halves = (dice[:, 1:3] * 2**16).long()
@@ -163,7 +167,7 @@ def _image(x: Tensor) -> Tensor:
 def _rgb(hsv: Tensor) -> Tensor:
     """[B, 3] hue (any real), saturation and value → [B, 3] RGB."""
     hue, saturation, value = hsv.unbind(-1)
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=hsv.device)
+    offsets = fields.send(torch.tensor([5.0, 3.0, 1.0]), hsv.device)
     k = torch.remainder(offsets + 6 * hue[:, None], 6)
     ramp = torch.minimum(k, 4 - k).clamp(0, 1)
     return value[:, None] * (1 - saturation[:, None] * ramp)
@@ -199,7 +203,7 @@ def _ground_texture(scene: Scene, dice: Tensor, seed: Tensor, unseen: bool) -> T
 
 
 def _ground(scene: Scene, dice: Tensor, seed: Tensor, unseen: float) -> Tensor:
-    """Backgrounds [B, 3, S, S]: muted and familiar, or with `unseen` > 0 giving way to vivid textures never trained on."""
+    """Backgrounds [B, 3, S, S]: muted and familiar, or by the weight `unseen` vivid and never trained on."""
     u = _columns(dice, "ground")
     first = torch.stack([u[:, 6], _between(u[:, 7], 0.05, 0.4), _between(u[:, 8], 0.2, 0.65)], -1)
     shift = torch.stack([_between(u[:, 9], -0.12, 0.12), 0 * u[:, 9], _between(u[:, 10], -0.25, 0.25)], -1)
@@ -233,12 +237,12 @@ def _clutter(image: Tensor, u: Tensor) -> Tensor:
 def _object_grid(dice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels in object units, x and y [B, S, S], and the object's radius [B] in image units."""
     u = _columns(dice, "pose")
-    radius = _between(u[:, 2], 0.5, 0.78)
+    radius = _between(u[:, 2], 0.26, 0.6)
     reach = 1.02 - radius
     x, y = _grid(dice.device)
     x = x - _image(reach * _between(u[:, 0], -1, 1))
     y = y - _image(reach * _between(u[:, 1], -1, 1))
-    x, y = _turn(x, y, math.radians(20) * _between(u[:, 3], -1, 1))
+    x, y = _turn(x, y, math.radians(22) * _between(u[:, 3], -1, 1))
     squeeze = _between(u[:, 4], 0.92, 1.08)
     return x / _image(radius * squeeze), y / _image(radius / squeeze), radius
 
@@ -283,10 +287,10 @@ _PATTERN_FIELDS = (_plain, _striped, _dotted, _checkered, _ringed, _split, _outl
 def _paint(scene: Scene, dice: Tensor, seed: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
     """The object's surface [B, 3, S, S]: its colour, and where the pattern says so a pale or dark second one."""
     u = _columns(dice, "surface")
-    jitter = _between(u[:, :3], -1, 1) * torch.tensor([0.014, 0.08, 0.07], device=dice.device)
-    table = torch.tensor(list(_COLOUR_HSV.values()), device=dice.device)
-    colour = _rgb(table[scene.labels[:, 1].to(dice.device)] + jitter).clamp(0, 1)
-    bright = colour @ torch.tensor([0.3, 0.59, 0.11], device=dice.device) > 0.45
+    jitter = _between(u[:, :3], -1, 1) * fields.send(torch.tensor([0.014, 0.08, 0.07]), dice.device)
+    named = torch.tensor(list(_COLOUR_HSV.values()))[scene.labels[:, 1]]
+    colour = _rgb(fields.send(named, dice.device) + jitter).clamp(0, 1)
+    bright = 0.3 * colour[:, 0] + 0.59 * colour[:, 1] + 0.11 * colour[:, 2] > 0.45
     second = torch.lerp(torch.where(bright, 0.06, 0.95)[:, None].expand(-1, 3), colour, 0.15)
     period = _image(_between(u[:, 3], 0.5, 0.62))
     angled = _turn(x, y, 2 * math.pi * u[:, 4])
@@ -298,7 +302,7 @@ def _paint(scene: Scene, dice: Tensor, seed: Tensor, x: Tensor, y: Tensor, insid
 def _object(image: Tensor, scene: Scene, dice: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
     """Paint the object with a faint shadow over images [B, 3, S, S]; also its coverage [B, S, S]."""
     x, y, radius = _object_grid(dice)
-    outside = distance(scene.labels[:, 0].to(dice.device), torch.stack([x, y], -1))
+    outside = shapes.distance(fields.send(scene.labels[:, 0], dice.device), torch.stack([x, y], -1))
     pixels = outside * _image(radius) * (SIZE / 2)
     shadow = 0.4 * (1 - pixels / 3).clamp(0, 1)
     cover = fields.step(-pixels, 1.0)
@@ -311,7 +315,7 @@ def draw(scene: Scene, device: torch.device | str = "cpu", unseen: float = 0.0) 
 
     `unseen` in [0, 1] is the weight of background textures outside training; all else stays where it was.
     """
-    dice, seed = scene.dice.to(device), scene.seed.to(device)
+    dice, seed = fields.send(scene.dice, device), fields.send(scene.seed, device)
     image = _ground(scene, dice, seed, unseen)
     pieces = _columns(dice, "clutter")
     image = _clutter(image, pieces[:, :_BEHIND])

@@ -6,6 +6,7 @@ import json
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lessmore.cli.common import new_parser
 from lessmore.condense.registry import list_reducers, reducer
 from lessmore.condense.schedule import schedule
 from lessmore.config import list_presets, preset
@@ -26,12 +27,14 @@ EXAMPLES = """examples:
 
 def parser() -> ArgumentParser:
     """Arguments of `lessmore flops`."""
-    args = ArgumentParser(description=__doc__, epilog=EXAMPLES)
+    args = new_parser(__doc__, EXAMPLES)
     known = ", ".join(SHAPES)
     args.add_argument("model", type=str, help=f"{known}, or whatever lessmore.load takes")
     args.add_argument("--method", type=str, default="tca", help="tca or zeroshot")
     args.add_argument("--reducer", type=str, default="tca", help=", ".join(list_reducers()))
-    args.add_argument("--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p))
+    args.add_argument(
+        "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
+    )
     args.add_argument("--R", type=float | None, default=None, help="kept fraction of the tokens")
     args.add_argument("--classes", type=int, default=1000, help="number of classes")
     args.add_argument("--templates", type=int, default=1, help="prompts per class")

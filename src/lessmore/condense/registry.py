@@ -13,7 +13,7 @@ _REDUCERS: dict[str, Maker] = {}
 
 
 def register(name: str) -> Callable[[Maker], Maker]:
-    """Decorator: make a reducer known. It gets a preset's condensation and returns its own, at the same R and layers."""
+    """Decorator: make a reducer known. It gets a preset's condensation and returns its own, at that R and layers."""
 
     def add(maker: Maker) -> Maker:
         _REDUCERS[name] = maker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from lessmore.config import Condensation
 from lessmore.errors import ConfigError
@@ -36,7 +37,7 @@ Schedule = tuple[Stage | None, ...]
 
 def rate_of(R: float) -> float:
     """The released code's rate for a kept fraction R: linear between the table's points, the last segment extended."""
-    for (R1, r1), (R0, r0) in zip(_RATES, _RATES[1:], strict=False):
+    for (R1, r1), (R0, r0) in pairwise(_RATES):
         if R >= R0 or (R0, r0) == _RATES[-1]:
             return r1 + (R1 - R) * (r0 - r1) / (R1 - R0)
     raise AssertionError("unreachable")
@@ -79,7 +80,9 @@ def stage(n: int, config: Condensation) -> Stage:
 def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
     """One `Stage` per condensing block of a tower with `depth` blocks, None for the others."""
     if config.active and config.layers[-1] >= depth:
-        raise ConfigError(f"layers={config.layers} asks for block {config.layers[-1]}, but the tower has {depth} blocks")
+        raise ConfigError(
+            f"layers={config.layers} asks for block {config.layers[-1]}, but the tower has {depth} blocks"
+        )
     stages: list[Stage | None] = []
     for i in range(depth):
         stages.append(stage(patches, config) if config.active and i in config.layers else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def _from_path(name: str) -> Image.Image:
         raise ImageError(f"{name} cannot be opened ({error.strerror}); check its permissions") from error
 
 
-def _decode(file: io.BufferedIOBase, name: str) -> Image.Image:
+def _decode(file: IO[bytes], name: str) -> Image.Image:
     try:
         image = Image.open(file, formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

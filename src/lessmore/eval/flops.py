@@ -101,7 +101,9 @@ def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int) -> dict[str, 
     parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
     parts["attention"] = sum(5 * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
     parts["mlp"] = sum(5 * p.N_mlp * D + 2 * p.N_mlp * D * hidden for p in passes)
-    parts["head"] = 5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
+    parts["head"] = (
+        5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
+    )
     return parts
 
 

@@ -60,6 +60,7 @@ class TCA:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.reservoir: Reservoir
         self.reset()
         adaptation = setup.preset.adaptation
         depth = setup.vision.shape.blocks.depth

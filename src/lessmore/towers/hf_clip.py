@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lessmore.text import TextPool, TextShape, TextTower
+from lessmore.text import TextPool, TextShape
 from lessmore.towers.registry import Towers, is_a, register
 from lessmore.towers.weights import (
     Weights,
@@ -18,7 +18,7 @@ from lessmore.towers.weights import (
     square,
     the_one,
 )
-from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.vit import BlockShape, ViTShape
 
 # transformers 4.2x and older wrote this id into every CLIP config and pooled at the largest id instead.
 _LEGACY_EOS = 2
@@ -51,44 +51,44 @@ def read_blocks(weights: Weights, prefix: str, depth: int) -> dict[str, Tensor]:
     return out
 
 
-def _vision(model: Any, weights: Weights) -> ViT:
+def _vision_shape(model: Any) -> ViTShape:
     host = model.vision_model
-    blocks = block_shape(host)
-    shape = ViTShape(
-        blocks=blocks,
+    return ViTShape(
+        blocks=block_shape(host),
         image_size=square(host.embeddings.image_size, "image size"),
         patch=square(host.embeddings.patch_size, "patch size"),
         embed=model.visual_projection.out_features,
     )
-    out = read_blocks(weights, "vision_model", blocks.depth)
-    weights.copy_into(out, {"norm_pre": "pre_layrnorm", "norm_post": "post_layernorm"}, "vision_model.")
-    out["patch_embed.weight"] = weights.take("vision_model.embeddings.patch_embedding.weight")
-    out["class_embed"] = weights.take("vision_model.embeddings.class_embedding")
-    out["positions"] = weights.take("vision_model.embeddings.position_embedding.weight")
-    out["projection.weight"] = weights.take("visual_projection.weight")
-    return build_vision(shape, out)
 
 
-def _text(model: Any, weights: Weights) -> TextTower:
+def _text_shape(model: Any) -> TextShape:
     host = model.text_model
-    blocks = block_shape(host)
     eos = int(host.eos_token_id)
     pool: TextPool = "eos_argmax" if eos == _LEGACY_EOS else "eos_id"
-    out = read_blocks(weights, "text_model", blocks.depth)
-    weights.copy_into(out, {"norm_post": "final_layer_norm"}, "text_model.")
-    out["tokens.weight"] = weights.take("text_model.embeddings.token_embedding.weight")
-    out["positions"] = weights.take("text_model.embeddings.position_embedding.weight")
-    out["projection.weight"] = weights.take("text_projection.weight")
-    (vocab, _), (context, _) = out["tokens.weight"].shape, out["positions"].shape
-    shape = TextShape(blocks, vocab, context, model.text_projection.out_features, pool=pool, eos_id=eos)
-    return build_text(shape, out)
+    tokens, positions = host.embeddings.token_embedding, host.embeddings.position_embedding
+    embed = model.text_projection.out_features
+    return TextShape(block_shape(host), tokens.num_embeddings, positions.num_embeddings, embed, pool=pool, eos_id=eos)
+
+
+def clip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
+    """Our towers of the given shapes around weights under transformers' CLIP names."""
+    seen = read_blocks(weights, "vision_model", vision.blocks.depth)
+    weights.copy_into(seen, {"norm_pre": "pre_layrnorm", "norm_post": "post_layernorm"}, "vision_model.")
+    seen["patch_embed.weight"] = weights.take("vision_model.embeddings.patch_embedding.weight")
+    seen["class_embed"] = weights.take("vision_model.embeddings.class_embedding")
+    seen["positions"] = weights.take("vision_model.embeddings.position_embedding.weight")
+    seen["projection.weight"] = weights.take("visual_projection.weight")
+    read = read_blocks(weights, "text_model", text.blocks.depth)
+    weights.copy_into(read, {"norm_post": "final_layer_norm"}, "text_model.")
+    read["tokens.weight"] = weights.take("text_model.embeddings.token_embedding.weight")
+    read["positions"] = weights.take("text_model.embeddings.position_embedding.weight")
+    read["projection.weight"] = weights.take("text_projection.weight")
+    scale = math.exp(weights.number("logit_scale"))
+    weights.finish()
+    return Towers(build_vision(vision, seen), build_text(text, read), scale, 0.0, "clip")
 
 
 @register(lambda model: is_a(model, "transformers", "CLIPModel"))
 def import_clip(model: nn.Module) -> Towers:
     """Our towers around a transformers CLIPModel."""
-    weights = Weights(model)
-    vision, text = _vision(model, weights), _text(model, weights)
-    scale = math.exp(weights.number("logit_scale"))
-    weights.finish()
-    return Towers(vision, text, scale, 0.0, "clip")
+    return clip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lessmore.text import TextShape, TextTower
+from lessmore.text import TextShape
 from lessmore.towers.hf_clip import block_shape, read_blocks
 from lessmore.towers.registry import Towers, is_a, register
 from lessmore.towers.weights import Weights, activation_name, build_text, build_vision, square, the_one, unsupported
-from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.vit import BlockShape, ViTShape
 
 
 def _read_head(weights: Weights, out: dict[str, Tensor], width: int) -> None:
@@ -32,14 +32,12 @@ def _check_head(host: Any, blocks: BlockShape) -> None:
     the_one((blocks.activation, activation_name(head.mlp.activation_fn)), "activations")
 
 
-def _vision(model: Any, weights: Weights) -> ViT:
-    host = model.vision_model
-    blocks = block_shape(host)
-    _check_head(host, blocks)
-    shape = ViTShape(
-        blocks=blocks,
-        image_size=square(host.embeddings.image_size, "image size"),
-        patch=square(host.embeddings.patch_size, "patch size"),
+def siglip_vision_shape(blocks: BlockShape, image_size: int, patch: int) -> ViTShape:
+    """A SigLIP vision tower: no class token, all tokens normed and pooled by a MAP head."""
+    return ViTShape(
+        blocks,
+        image_size,
+        patch,
         embed=blocks.width,
         class_token=False,
         pre_norm=False,
@@ -48,31 +46,44 @@ def _vision(model: Any, weights: Weights) -> ViT:
         norm_then_pool=True,
         projection=False,
     )
-    out = read_blocks(weights, "vision_model", blocks.depth)
+
+
+def _vision_shape(model: Any) -> ViTShape:
+    host = model.vision_model
+    blocks = block_shape(host)
+    _check_head(host, blocks)
+    patch = square(host.embeddings.patch_size, "patch size")
+    return siglip_vision_shape(blocks, square(host.embeddings.image_size, "image size"), patch)
+
+
+def siglip_text_shape(blocks: BlockShape, vocab: int, context: int, embed: int) -> TextShape:
+    """A SigLIP text tower: every token sees every other, the last one is the feature."""
+    return TextShape(blocks, vocab, context, embed, causal=False, pool="last", projection_bias=True)
+
+
+def _text_shape(model: Any) -> TextShape:
+    host = model.text_model
+    tokens, positions = host.embeddings.token_embedding, host.embeddings.position_embedding
+    return siglip_text_shape(block_shape(host), tokens.num_embeddings, positions.num_embeddings, host.head.out_features)
+
+
+def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
+    """Our towers of the given shapes around weights under transformers' SigLIP names."""
+    seen = read_blocks(weights, "vision_model", vision.blocks.depth)
     names = {"patch_embed": "embeddings.patch_embedding", "norm_post": "post_layernorm"}
-    weights.copy_into(out, names, "vision_model.")
-    out["positions"] = weights.take("vision_model.embeddings.position_embedding.weight")
-    _read_head(weights, out, blocks.width)
-    return build_vision(shape, out)
-
-
-def _text(model: Any, weights: Weights) -> TextTower:
-    blocks = block_shape(model.text_model)
-    out = read_blocks(weights, "text_model", blocks.depth)
-    weights.copy_into(out, {"norm_post": "final_layer_norm", "projection": "head"}, "text_model.")
-    out["tokens.weight"] = weights.take("text_model.embeddings.token_embedding.weight")
-    out["positions"] = weights.take("text_model.embeddings.position_embedding.weight")
-    (vocab, _), (context, _) = out["tokens.weight"].shape, out["positions"].shape
-    embed = len(out["projection.weight"])
-    shape = TextShape(blocks, vocab, context, embed, causal=False, pool="last", projection_bias=True)
-    return build_text(shape, out)
+    weights.copy_into(seen, names, "vision_model.")
+    seen["positions"] = weights.take("vision_model.embeddings.position_embedding.weight")
+    _read_head(weights, seen, vision.blocks.width)
+    read = read_blocks(weights, "text_model", text.blocks.depth)
+    weights.copy_into(read, {"norm_post": "final_layer_norm", "projection": "head"}, "text_model.")
+    read["tokens.weight"] = weights.take("text_model.embeddings.token_embedding.weight")
+    read["positions"] = weights.take("text_model.embeddings.position_embedding.weight")
+    scale, bias = math.exp(weights.number("logit_scale")), weights.number("logit_bias")
+    weights.finish()
+    return Towers(build_vision(vision, seen), build_text(text, read), scale, bias, "siglip")
 
 
 @register(lambda model: is_a(model, "transformers", "SiglipModel"))
 def import_siglip(model: nn.Module) -> Towers:
     """Our towers around a transformers SiglipModel."""
-    weights = Weights(model)
-    vision, text = _vision(model, weights), _text(model, weights)
-    scale, bias = math.exp(weights.number("logit_scale")), weights.number("logit_bias")
-    weights.finish()
-    return Towers(vision, text, scale, bias, "siglip")
+    return siglip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

@@ -105,7 +105,7 @@ def _read_projection(weights: Weights, prefix: str, out: dict[str, Tensor]) -> N
             out[f"projection.{part}"] = tensor
 
 
-def _text(host: Any, weights: Weights, prefix: str, pool: str, eos_id: int | None) -> TextTower:
+def _text(host: Any, weights: Weights, prefix: str, pool: str, eos_id: int) -> TextTower:
     """`host` holds the text modules: the model itself (CLIP) or its `text` (CustomTextCLIP)."""
     if pool not in _TEXT_POOLS:
         raise unsupported(f"an open_clip text tower pooled by {pool!r}")
@@ -126,7 +126,7 @@ def _text(host: Any, weights: Weights, prefix: str, pool: str, eos_id: int | Non
         embed=blocks.width if projection is None else len(projection),
         causal=host.attn_mask is not None,
         pool=_TEXT_POOLS[pool],
-        eos_id=eos_id if pool == "eos" else None,
+        eos_id=eos_id if pool == "eos" else -1,
         projection=projection is not None,
         projection_bias="projection.bias" in out,
     )
@@ -135,17 +135,17 @@ def _text(host: Any, weights: Weights, prefix: str, pool: str, eos_id: int | Non
 
 def _text_of(model: Any, weights: Weights) -> TextTower:
     if is_a(model, "open_clip", "CLIP"):
-        return _text(model, weights, "", model.text_pool_type, getattr(model, "text_eos_id", None))
+        return _text(model, weights, "", model.text_pool_type, getattr(model, "text_eos_id", -1))
     host = model.text
     if not is_a(host, "open_clip", "TextTransformer"):
         raise unsupported(f"an open_clip model with a {type(host).__name__} text tower")
-    return _text(host, weights, "text.", host.pool_type, getattr(host, "eos_id", None))
+    return _text(host, weights, "text.", host.pool_type, getattr(host, "eos_id", -1))
 
 
 @register(lambda model: is_a(model, "open_clip", "CLIP", "CustomTextCLIP"))
 def import_open_clip(model: nn.Module) -> Towers:
     """Our towers around an open_clip model; the family is SigLIP where logits have a bias and text sees both ways."""
-    weights = Weights(model)
+    weights = Weights(model.state_dict())
     vision, text = _vision(model.visual, weights), _text_of(model, weights)
     scale = math.exp(weights.number("logit_scale"))
     bias = weights.number("logit_bias") if weights.has("logit_bias") else None

@@ -1,4 +1,4 @@
-"""timm vision transformers as open_clip wraps them (`TimmModel`): SigLIP and SigLIP 2 with MAP pooling, and plain ones."""
+"""timm vision transformers inside open_clip (`TimmModel`): SigLIP and SigLIP 2 with MAP pooling, and plain ones."""
 
 from __future__ import annotations
 

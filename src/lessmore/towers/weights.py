@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -28,8 +28,8 @@ def unsupported(what: str) -> ModelError:
 class Weights:
     """A host's state dict; remembers which names were read, so that none is forgotten."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._tensors = {k: v for k, v in model.state_dict().items() if not k.endswith("position_ids")}
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {k: v for k, v in tensors.items() if not k.endswith("position_ids")}
         self._unread = set(self._tensors)
         places = {str(v.device) for v in self._tensors.values()}
         if len(places) != 1:
@@ -44,7 +44,7 @@ class Weights:
         if name not in self._tensors:
             raise unsupported(f"a model without the weight {name!r}")
         self._unread.discard(name)
-        tensor: Tensor = self._tensors[name]
+        tensor = self._tensors[name]
         if not tensor.is_floating_point():
             raise ModelError(f"the weight {name!r} is {tensor.dtype}; load the model without quantisation")
         return tensor

@@ -1,0 +1,236 @@
+"""Classify image files as one stream, row by row; a run that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from lessmore.adapter import Adapter, Prediction
+from lessmore.cli import rows
+from lessmore.cli.common import (
+    INTERRUPTED,
+    OK,
+    SOME_FAILED,
+    add_budget,
+    add_method,
+    add_model,
+    check_writable,
+    make_adapter,
+    new_parser,
+)
+from lessmore.errors import ConfigError, ImageError, NonFiniteError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+EXAMPLES = """examples:
+  lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16
+  lessmore classify photos/ more/a.jpg --classes cats.txt --model open_clip:ViT-B-16/openai --output out.jsonl
+  lessmore classify photos/ --classes cats.txt --model my-model-folder --output out.csv --state out.safetensors
+
+With --state the adapter's memory is kept in that file. If the run is cut off, by Ctrl-C or worse, the same command goes
+on where it was: rows the state does not know of are cut from the output, inputs that have a row are skipped. The state
+with a new output file carries what was learnt over to a new stream.
+
+An image that cannot be read gets a row with its error, and the run ends with exit code 3 instead of 0.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore classify`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("inputs", type=str, nargs="+", help="image files, and folders to search for them")
+    add_model(args)
+    add_method(args)
+    add_budget(args)
+    args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
+    args.add_argument("--state", type=str | None, default=None, help="state file, so that the stream can be continued")
+    args.add_argument("--save-every", type=int, default=100, help="images between two writes of the state file")
+    args.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    return args
+
+
+@dataclass
+class Tally:
+    """What came of the inputs."""
+
+    answered: int = 0
+    changed: int = 0
+    failed: int = 0
+    """Rows with an error, those of an earlier run included."""
+    skipped: int = 0
+    left: int = 0
+
+
+def run(args: Namespace) -> int:
+    """Write the rows; 0, 3 if some inputs failed, 130 if interrupted."""
+    paths = find_images(args.inputs)
+    state = None if args.state is None else Path(args.state)
+    _check(args, state)
+    adapter = make_adapter(args, method=args.method, reducer=args.reducer)
+    if state is not None and state.exists():
+        adapter.restore(state)
+    known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)
+    done = {row.path for row in known}
+    tally = Tally(failed=sum(row.failed for row in known), skipped=sum(path in done for path in paths))
+    _stream(adapter, [path for path in paths if path not in done], args, state, tally)
+    if not args.quiet:
+        _summary(tally, args)
+    return INTERRUPTED if tally.left else SOME_FAILED if tally.failed else OK
+
+
+def _check(args: Namespace, state: Path | None) -> None:
+    """All that can be refused before a model is loaded."""
+    if args.save_every < 1:
+        raise ConfigError(f"--save-every must be 1 or more, not {args.save_every}")
+    if state is not None:
+        check_writable(state, (".safetensors",))
+    if args.output != "-":
+        check_writable(Path(args.output), (".csv", ".jsonl"))
+
+
+def find_images(inputs: list[str]) -> list[str]:
+    """Files as given, folders searched in sorted order for image endings; every path once."""
+    found: dict[str, None] = {}
+    for name in inputs:
+        if os.path.isdir(name):
+            inside = list(_search(name))
+            if not inside:
+                raise ConfigError(f"there are no images in {name}; known endings are {', '.join(ENDINGS)}")
+            found.update(dict.fromkeys(inside))
+        elif os.path.exists(name):
+            found[name] = None
+        else:
+            raise ConfigError(f"there is no file or folder {name}; check the path")
+    return list(found)
+
+
+def _search(folder: str) -> Iterator[str]:
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        yield from (os.path.join(place, name) for name in sorted(files) if name.lower().endswith(ENDINGS))
+
+
+def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> list[rows.Written]:
+    """Rows of an earlier run that still hold: the output is cut back to what the state file has `seen`.
+
+    Rows are on the disk before a state is written that counts them, so the output can be ahead, by what came after the
+    last write, but not behind. Whatever does not fit this belongs to some other run and is left alone.
+    """
+    written = rows.read(output)
+    if not written:
+        return []
+    if state is None:
+        raise ConfigError(f"{output} has rows already; remove it, choose another, or go on with the --state of its run")
+    if not state.exists():
+        raise ConfigError(f"{output} has rows but its state {state} is missing; remove the output to start anew")
+    kept = [row for row in written if row.seen <= seen]
+    ahead = sum(not row.failed for row in written[len(kept) :])
+    start = written[0].seen - (not written[0].failed)
+    if (kept[-1].seen if kept else start) != seen or ahead > save_every:
+        raise ConfigError(
+            f"{output} and {state} are not of the same run (the rows end at image {written[-1].seen} of the stream, "
+            f"the state at {seen}); choose another output, or give --save-every as that run had it"
+        )
+    os.truncate(output, kept[-1].end if kept else 0)
+    return kept
+
+
+def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, tally: Tally) -> None:
+    """Classify and write; the state is saved first of all, so that rows never stand without one."""
+    output = rows.Output(args.output)
+    seen = adapter.health().seen
+    tally.left = len(todo)
+    try:
+        _save(adapter, output, state)
+        with Stop() as stop, tqdm(total=len(todo), unit="image", disable=args.quiet or None) as bar:
+            for count, path in enumerate(todo, start=1):
+                row = _classify(adapter, path, seen)
+                output.write(row)
+                seen = row.seen
+                _count(tally, row)
+                bar.update()
+                if count % args.save_every == 0:
+                    _save(adapter, output, state)
+                if stop.asked:
+                    break
+        _save(adapter, output, state)
+    finally:
+        output.close()
+
+
+def _save(adapter: Adapter, output: rows.Output, state: Path | None) -> None:
+    if state is not None:
+        output.sync()
+        adapter.save(state)
+
+
+def _classify(adapter: Adapter, path: str, seen: int) -> rows.Row:
+    try:
+        prediction = adapter(path)
+    except (ImageError, NonFiniteError) as error:
+        return rows.Row(path, seen=seen, error=" ".join(str(error).split()))
+    return _row(adapter, path, prediction, seen + 1)
+
+
+def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows.Row:
+    return rows.Row(
+        path=path,
+        label=prediction.label,
+        index=prediction.index,
+        score=round(float(prediction.scores[prediction.index]), 6),
+        zero_shot_label=adapter.classes[int(prediction.zero_shot_scores.argmax())],
+        changed=prediction.changed,
+        entropy=round(prediction.entropy, 6),
+        seen=seen,
+    )
+
+
+def _count(tally: Tally, row: rows.Row) -> None:
+    tally.left -= 1
+    tally.failed += row.error is not None
+    tally.answered += row.error is None
+    tally.changed += bool(row.changed)
+
+
+def _summary(tally: Tally, args: Namespace) -> None:
+    parts = [f"{tally.answered} images classified, {tally.changed} changed by adaptation"]
+    if tally.failed:
+        parts.append(f"{tally.failed} failed")
+    if tally.skipped:
+        parts.append(f"{tally.skipped} were done before")
+    if tally.left:
+        how = "run the same command to go on" if args.state else "without --state it cannot be continued"
+        parts.append(f"{tally.left} left: interrupted, {how}")
+    print(f"lessmore classify: {'; '.join(parts)}", file=sys.stderr)
+
+
+class Stop:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the current image; the second one acts at once.
+
+    An image that is given up halfway could leave a memory that is half updated, and that must not be saved.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self.__exit__()

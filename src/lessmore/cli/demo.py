@@ -1,0 +1,84 @@
+"""See it work in a minute: shifted image streams through zero-shot, EViT and TCA; a table and a page come out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from lessmore import demo
+from lessmore.cli.common import OK, check_writable, new_parser
+from lessmore.errors import ConfigError
+from lessmore.report import summary
+from lessmore.report.page import render
+
+EXAMPLES = """examples:
+  lessmore demo
+  lessmore demo --images 100 --output quick.html
+  lessmore demo --model tiny-siglip --json numbers.json --quiet
+
+Everything is drawn and run on this machine; nothing is downloaded. Whatever comes out is printed.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore demo`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("--images", type=int, default=demo.IMAGES, help="images per shift")
+    args.add_argument("--model", type=str, default="tiny", help="an embedded model, or whatever lessmore.load takes")
+    args.add_argument("--seed", type=int, default=demo.SEED, help="seed of the images")
+    args.add_argument("--workers", type=int | None, default=None, help="processes; by default one per core, at most 4")
+    args.add_argument("--output", type=str, default="lessmore-demo.html", help="the page to write")
+    args.add_argument("--json", type=str | None, default=None, help="also write all numbers to this file")
+    args.add_argument("--quiet", action="store_true", help="no progress, only the table")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Run the streams, print the table, write the page."""
+    page, numbers = Path(args.output), None if args.json is None else Path(args.json)
+    _check(args, page, numbers)
+    torch.set_num_threads(1)
+    with _progress(args.images, args.quiet) as tick:
+        result = demo.run(args.model, args.images, args.seed, args.workers, tick)
+    found = summary.lines(result)
+    page.write_text(render(summary.as_page(result, found)), encoding="utf-8")
+    if numbers is not None:
+        numbers.write_text(json.dumps(summary.as_json(result, found)) + "\n", encoding="utf-8")
+    print(f"Accuracy in percent (± half the 95 % interval), {args.images} images per shift, {result.seconds:.0f} s\n")
+    print(summary.text_table(result, found))
+    print(f"\n{summary.verdict(result, found)}\nThe page with curves and pictures: {page}")
+    return OK
+
+
+def _check(args: Namespace, page: Path, numbers: Path | None) -> None:
+    for name, value in (("--images", args.images), ("--workers", args.workers)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {value}")
+    if not 0 <= args.seed < demo.SEEDS:
+        raise ConfigError(f"--seed must lie between 0 and {demo.SEEDS - 1}, not {args.seed}")
+    check_writable(page, (".html", ".htm"))
+    if numbers is not None:
+        check_writable(numbers, (".json",))
+
+
+@contextmanager
+def _progress(images: int, quiet: bool) -> Iterator[demo.Ticker]:
+    """A bar with the running accuracies on a terminal, one line per finished stream elsewhere."""
+    with tqdm(total=images * len(demo.SHIFTS), unit="image", disable=quiet or None) as bar:
+
+        def tick(news: demo.Tick) -> None:
+            title, done, accuracy = news
+            text = f"{title}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in accuracy.items())
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            if done == images and not quiet:
+                tqdm.write(f"{text}  ({images} images)", file=sys.stderr)
+
+        yield tick

@@ -1,0 +1,105 @@
+"""List what can be named: models, methods, reducers or presets, one per line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lessmore.assets import MODELS, model_folder
+from lessmore.cli.common import OK, new_parser
+from lessmore.condense import registry as reducers
+from lessmore.config import PRESETS, Preset
+from lessmore.errors import ModelError
+from lessmore.methods import registry as methods
+from lessmore.shapes import SHAPES
+
+EXAMPLES = """examples:
+  lessmore ls models
+  lessmore ls presets --json
+  lessmore ls methods | cut -f1
+
+Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
+"""
+_PRESETS = {
+    "default": "ours, one for all data",
+    "paper": "the paper's text, taken literally",
+    "released": "the authors' code",
+}
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore ls`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("what", choices=list(_LISTS), help="what to list")
+    args.add_argument("--json", action="store_true", help="print JSON")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Print the list."""
+    entries = _LISTS[args.what]()
+    if args.json:
+        print(json.dumps(entries, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(f"{name}\t{description}" for name, description in entries.items()))
+    return OK
+
+
+def _models() -> dict[str, str]:
+    """Embedded models, then the shapes `lessmore flops` knows."""
+    named = {name: _embedded(name) for name in MODELS}
+    for name, (vision, _) in SHAPES.items():
+        blocks = vision.blocks
+        summary = "class token" if vision.class_token else "no class token"
+        named[name] = (
+            f"shape for lessmore flops: {vision.image_size} px, patch {vision.patch}, {blocks.depth} blocks of width "
+            f"{blocks.width}, {summary}; for weights load open_clip:{name}/TAG"
+        )
+    return named
+
+
+def _embedded(name: str) -> str:
+    try:
+        config = json.loads((model_folder(name) / "config.json").read_text(encoding="utf-8"))
+    except (ModelError, OSError, ValueError) as error:
+        return f"embedded, but cannot be used: {error}"
+    vision = config["vision_config"]
+    return (
+        f"embedded, offline: {config['model_type']}, {vision['image_size']} px, patch {vision['patch_size']}, "
+        f"{vision['num_hidden_layers']} blocks of width {vision['hidden_size']}; knows the world of lessmore demo"
+    )
+
+
+def _methods() -> dict[str, str]:
+    """A method has a file of its own, whose first line says what it is."""
+    return {name: _first_line(inspect.getmodule(maker)) for name, maker in sorted(methods._all().items())}
+
+
+def _reducers() -> dict[str, str]:
+    return {name: _first_line(maker) for name, maker in sorted(reducers._REDUCERS.items())}
+
+
+def _first_line(thing: object) -> str:
+    text = None if thing is None else inspect.getdoc(thing)
+    return text.splitlines()[0] if text else "of an installed package"
+
+
+def _presets() -> dict[str, str]:
+    return {name: f"{_origin(name, preset)}: {_values(preset)}" for name, preset in PRESETS.items()}
+
+
+def _origin(name: str, preset: Preset) -> str:
+    if preset.tuned_on:
+        return f"the authors' code, tuned by them on the test labels of {preset.tuned_on}"
+    return _PRESETS.get(name, "of an installed package")
+
+
+def _values(preset: Preset) -> str:
+    tokens, memory = preset.condensation, preset.adaptation
+    kept = f"R={tokens.R:g}" if tokens.rate is None else f"rate={tokens.rate:g}"
+    return f"{kept} K={tokens.K} M={memory.M} lam={memory.lam:g} beta={memory.beta:g} sharpness={memory.sharpness:g}"
+
+
+_LISTS = {"models": _models, "methods": _methods, "reducers": _reducers, "presets": _presets}

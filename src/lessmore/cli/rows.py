@@ -1,0 +1,134 @@
+"""The rows `lessmore classify` writes, as CSV or JSON lines, and how they are found again after a run was cut off."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from lessmore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input; of one that failed only path, seen and error are set."""
+
+    path: str
+    label: str | None = None
+    index: int | None = None
+    score: float | None = None
+    zero_shot_label: str | None = None
+    changed: bool | None = None
+    entropy: float | None = None
+    seen: int = 0
+    """Images the adapter had answered after this one: the row's place in the stream."""
+    error: str | None = None
+
+
+COLUMNS = tuple(f.name for f in fields(Row))
+
+
+class Written(NamedTuple):
+    """A row found in a file."""
+
+    path: str
+    seen: int
+    failed: bool
+    end: int
+    """Offset of the first byte after it."""
+
+
+class Output:
+    """Rows to a file or, for `-`, to standard output, each written out at once."""
+
+    def __init__(self, name: str) -> None:
+        self.json = name.endswith(".jsonl")
+        # Names of files need not be UTF-8; surrogateescape hands their bytes through as they are.
+        if name == "-":
+            self.file: IO[str] = sys.stdout
+            if isinstance(self.file, io.TextIOWrapper):
+                self.file.reconfigure(errors="surrogateescape")
+        else:
+            self.file = open(name, "a", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
+        if not self.json and (name == "-" or not Path(name).stat().st_size):
+            self._put(_csv(COLUMNS))
+
+    def write(self, row: Row) -> None:
+        """Append one row."""
+        values = asdict(row)
+        self._put(json.dumps(values) + "\n" if self.json else _csv([_plain(v) for v in values.values()]))
+
+    def sync(self) -> None:
+        """Have the rows on the disk before a state file claims they are there."""
+        if self.file is not sys.stdout:
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file is not sys.stdout:
+            self.file.close()
+
+    def _put(self, text: str) -> None:
+        self.file.write(text)
+        self.file.flush()
+
+
+def _csv(values: Any) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(values)  # with \n alone a carriage return would not be quoted
+    return text.getvalue()[:-2] + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def read(path: Path) -> list[Written]:
+    """The whole rows of an output file; a last one that was cut off is left out."""
+    data = path.read_bytes() if path.is_file() else b""
+    # Not splitlines: a lone carriage return is part of some file's name. What follows the last \n was cut off.
+    lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
+    return list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines, path))
+
+
+def _json_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
+    end = 0
+    for line in lines:
+        end += len(line)
+        try:
+            row = json.loads(line)
+            yield Written(row["path"], int(row["seen"]), row["error"] is not None, end)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _not_ours(path) from error
+
+
+def _csv_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
+    reader = csv.reader(line.decode("utf-8", "surrogateescape") for line in lines)
+    ends = list(accumulate(map(len, lines)))
+    if tuple(next(reader, COLUMNS)) != COLUMNS:
+        raise _not_ours(path)
+    for row in _unless_broken(reader, path):
+        if len(row) != len(COLUMNS) and reader.line_num == len(lines):
+            return  # cut off inside a quoted field
+        named = dict(zip(COLUMNS, row, strict=False))
+        if len(row) != len(COLUMNS) or not named["seen"].isdigit():
+            raise _not_ours(path)
+        yield Written(named["path"], int(named["seen"]), bool(named["error"]), ends[reader.line_num - 1])
+
+
+def _unless_broken(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise _not_ours(path) from error
+
+
+def _not_ours(path: Path) -> ConfigError:
+    return ConfigError(f"{path} exists and was not written by lessmore classify; choose another output file")

@@ -1,0 +1,45 @@
+"""Picture what became of an image's tokens: a PNG strip with one panel per condensing block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lessmore.cli.common import OK, add_budget, add_model, check_writable, make_adapter, new_parser
+from lessmore.data.images import load_image
+from lessmore.report.tokens import answers, png, prediction_strip
+
+EXAMPLES = """examples:
+  lessmore vis photo.jpg --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 -o strip.png
+  lessmore vis photo.jpg --classes cats.txt --model openai/clip-vit-base-patch16 --R 0.7 -o strip.png
+  lessmore vis photo.jpg --classes cats.txt --model my-model-folder --state out.safetensors -o strip.png
+
+Pruned patches are black, merged ones take the colour of their token. The answer changes only where a stream has been
+seen: give its state (lessmore classify --state) to see before and after; the file is read, not written.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore vis`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("image", type=str, help="an image file")
+    add_model(args)
+    add_budget(args)
+    args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
+    args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Write the strip and print the answers."""
+    path = Path(args.output)
+    check_writable(path, (".png",))
+    image = load_image(args.image)
+    adapter = make_adapter(args)
+    if args.state is not None:
+        adapter.restore(args.state)
+    prediction = adapter(image, trace=True)
+    path.write_bytes(png(prediction_strip(adapter, image, prediction)))
+    print(f"{path}\t{answers(adapter.classes, prediction)}")
+    return OK
