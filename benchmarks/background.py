@@ -43,7 +43,10 @@ def shares(traces: list[Tensor], empty: Tensor) -> list[dict[str, float]]:
     rows = []
     for s in range(fate.shape[1]):
         at, alive = fate[:, s], fate[:, s] != GONE
-        row = {name: 100 * float(empty[at == code].float().mean()) for name, code in (("pruned", PRUNED), ("merged", MERGED))}
+        row = {
+            name: 100 * float(empty[at == code].float().mean())
+            for name, code in (("pruned", PRUNED), ("merged", MERGED))
+        }
         rows.append({**row, "chance": 100 * float(empty[alive].float().mean())})
     return rows
 

@@ -62,7 +62,7 @@ TEXT = TextShape(BlockShape(width=16, depth=2, heads=2, mlp=24), vocab=300, cont
 
 def letters(texts: list[str]) -> Tensor:
     """A tokenizer for tests: one id per letter, 299 at the end."""
-    rows = [[ord(letter) % 256 for letter in text][:11] + [299] for text in texts]
+    rows = [[*(ord(letter) % 256 for letter in text[:11]), 299] for text in texts]
     return torch.tensor([[*row, *[0] * (12 - len(row))] for row in rows])
 
 

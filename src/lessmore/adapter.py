@@ -132,11 +132,10 @@ class Adapter:
 
     def health(self) -> Health:
         """Counts since the start (or the last reset), and how full the reservoir is."""
-        ids = self._method.state().get("ids")
-        if ids is None:
+        used = self._method.slots()
+        if used is None:
             return replace(self._health)
-        used = (ids >= 0).float()
-        return replace(self._health, fill=used.mean().item(), empty_classes=int((used.sum(dim=1) == 0).sum()))
+        return replace(self._health, fill=float(used.float().mean()), empty_classes=int((~used.any(dim=1)).sum()))
 
     def save(self, path: str | Path) -> None:
         """Write the state as one safetensors file, atomically."""

@@ -22,6 +22,11 @@ def register(name: str) -> Callable[[Maker], Maker]:
     return add
 
 
+def known() -> dict[str, Maker]:
+    """All reducers by name."""
+    return dict(_REDUCERS)
+
+
 def list_reducers() -> list[str]:
     """Names accepted by `reducer=`."""
     return sorted(_REDUCERS)

@@ -70,6 +70,9 @@ class Method(Protocol):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on exactly from a `state()`."""
 
+    def slots(self) -> Tensor | None:
+        """Which slots of the memory are in use, [C, M] bool; None where there is no memory."""
+
 
 Maker = Callable[[Setup], Method]
 _METHODS: dict[str, Maker] = {}
@@ -85,22 +88,22 @@ def register(name: str) -> Callable[[Maker], Maker]:
     return add
 
 
-def _all() -> dict[str, Maker | None]:
+def known() -> dict[str, Maker | None]:
     """Built-in methods and those of installed packages (entry point group `lessmore.methods`), not yet imported."""
     return {**{e.name: None for e in entry_points(group="lessmore.methods")}, **_METHODS}
 
 
 def list_methods() -> list[str]:
     """Names accepted by `method=`."""
-    return sorted(_all())
+    return sorted(known())
 
 
 def make(name: str, setup: Setup) -> Method:
     """Build the named method."""
-    known = _all()
-    if name not in known:
-        raise ConfigError(unknown("method", name, known))
-    maker = known[name]
+    makers = known()
+    if name not in makers:
+        raise ConfigError(unknown("method", name, makers))
+    maker = makers[name]
     if maker is None:
         (entry,) = entry_points(group="lessmore.methods", name=name)
         maker = entry.load()

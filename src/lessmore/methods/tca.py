@@ -95,3 +95,7 @@ class TCA:
         values = {k: v.to(like.device, copy=True) for k, v in state.items()}
         means = reservoir.class_mean(values["anchors"], values["counts"])
         self.reservoir = Reservoir(**values, means=means)
+
+    def slots(self) -> Tensor:
+        """Which slots of the reservoir are in use, [C, M] bool."""
+        return self.reservoir.ids >= 0

@@ -40,3 +40,6 @@ class ZeroShot:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Nothing to restore."""
+
+    def slots(self) -> None:
+        """No memory."""
