@@ -60,13 +60,13 @@ class Condensation:
     """Coreset centres the ambiguous tokens are merged into."""
     merge: Merge = "mean"
     """Value of a merged token: plain mean of its cluster, or weights 1/distance with 1 for the centre itself."""
-    pruned: Pruned = "fuse"
+    pruned: Pruned = "drop"
     """Pruned tokens are fused into one attention-weighted token, or dropped."""
     score: Score = "rank"
     """Cross-head rank (the paper) or head-mean attention (EViT and the released code)."""
     rows: Rows = "class"
     """Query rows the scores are read from: the class token's, the anchor's, or the mean of both."""
-    anchor_kv: bool = True
+    anchor_kv: bool = False
     """The nearest class anchor joins the attention as one more key and value."""
     summary: Summary = "mean"
     """Towers without a class token: a block's summary is the mean of its tokens, or weighted by received attention."""
@@ -108,9 +108,9 @@ class Adaptation:
     """Reliability of a sample: full entropy of its answer, or the predicted class's term −p log p."""
     ready: Ready = "class"
     """Anchors serve as soon as their class has one entry, or (`all`) once every class has two."""
-    lam: float = 3.0
+    lam: float = 8.0
     """Weight λ of the correction."""
-    beta: float = 1.0
+    beta: float = 0.3
     """Layer temperature β: small favours deep layers, large weighs all alike."""
     sharpness: float = 5.0
     """Exponent b of the exponential kernel."""
@@ -122,8 +122,8 @@ class Adaptation:
     """The correction is added to the logits or to the probabilities."""
     layer_weights: LayerWeights = "linspace"
     """softmax(linspace(0, 1, L)/β), or softmax(l/β) with l = 1…L."""
-    order: Order = "predict_first"
-    """Predict from the reservoir as it stands and then update it, or the other way round."""
+    order: Order = "update_first"
+    """Let the sample into the reservoir and then correct its answer, or the other way round."""
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
 
@@ -144,19 +144,12 @@ class Preset(NamedTuple):
 
 
 _PAPER = Preset(
-    Condensation(counts="exact", pruned="drop", rows="both"),
-    Adaptation(
-        key="class_term",
-        kernel="linear",
-        domain="probabilities",
-        layer_weights="index",
-        order="update_first",
-        lam=2.0,
-    ),
+    Condensation(counts="exact", rows="both", anchor_kv=True),
+    Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
 )
 _RELEASED = Preset(
-    Condensation(counts="rate", rate=0.035, K=4, merge="inverse_distance", score="mean"),
-    Adaptation(ready="all", over="sum", order="update_first"),
+    Condensation(counts="rate", rate=0.035, K=4, merge="inverse_distance", pruned="fuse", score="mean", anchor_kv=True),
+    Adaptation(ready="all", over="sum", lam=3.0, beta=1.0),
 )
 
 # M, β ("scale"), λ and b of the released configuration files, chosen per data set on test labels.

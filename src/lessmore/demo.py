@@ -31,7 +31,7 @@ from lessmore.vlm import VLM, load
 
 # Held out: no setting of the package was chosen on these shifts and seeds.
 SHIFTS = (("background", 5), ("noise", 2), ("blur", 2), ("sketch", 2))
-SEED = 71_000
+SEED = 82_000
 SEEDS = 2**40 - len(SHIFTS)
 """Seeds from here on were used in training."""
 CLASSES, CLASS_SEED = 48, 1

@@ -145,7 +145,7 @@ def test_a_sample_alone_in_the_reservoir_gives_its_class_exactly_lambda() -> Non
 def test_an_anchor_that_is_hidden_changes_nothing(shape: str) -> None:
     """The anchor's key is masked, not absent, while no class is ready: the result must be the same to rounding."""
     vit = make_vit(SHAPES[shape])
-    images, config = make_images(3), Condensation(layers=LAYERS, rows="both")
+    images, config = make_images(3), Condensation(layers=LAYERS, rows="both", anchor_kv=True)
     blocks = vit.shape.blocks
     hidden = Anchors(torch.randn(4, blocks.depth, blocks.width).double(), torch.zeros(4, dtype=torch.bool))
     with_hidden, without = encode(vit, images, config, hidden), encode(vit, images, config)
@@ -156,7 +156,7 @@ def test_an_anchor_that_is_hidden_changes_nothing(shape: str) -> None:
 def test_as_a_key_the_anchor_cannot_change_a_rank() -> None:
     """One more key rescales each head's row as a whole, so the rank score's choice at the first block is unmoved."""
     vit = make_vit(CLASS)
-    images, config = make_images(6), Condensation(layers=(1,), score="rank", rows="class")
+    images, config = make_images(6), Condensation(layers=(1,), score="rank", rows="class", anchor_kv=True)
     blocks = vit.shape.blocks
     anchors = Anchors(torch.randn(4, blocks.depth, blocks.width).double(), torch.ones(4, dtype=torch.bool))
     kept = [
@@ -171,7 +171,7 @@ def test_as_a_key_the_anchor_cannot_change_a_rank() -> None:
 @pytest.mark.parametrize("shape", ["class", "map"])
 def test_a_batch_equals_its_images(shape: str) -> None:
     vit = make_vit(SHAPES[shape])
-    images, config = make_images(5), Condensation(layers=LAYERS, rows="both")
+    images, config = make_images(5), Condensation(layers=LAYERS, rows="both", anchor_kv=True)
     blocks = vit.shape.blocks
     anchors = Anchors(torch.randn(4, blocks.depth, blocks.width).double(), torch.tensor([True, False, True, True]))
     whole = encode(vit, images, config, anchors)

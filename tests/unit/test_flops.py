@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,6 +20,7 @@ from tests.random_towers import make_text, make_vit
 
 B16, L14 = SHAPES["ViT-B-16"], SHAPES["ViT-L-14"]
 ADAPTATION = preset("default").adaptation
+FUSED: dict[str, Any] = {"pruned": "fuse", "anchor_kv": True}
 
 
 @pytest.mark.parametrize(
@@ -28,12 +31,12 @@ ADAPTATION = preset("default").adaptation
         (B16[0], reducer("evit", Condensation(R=0.7)), False, "11.62"),
         (L14[0], reducer("evit", Condensation(R=0.9)), False, "65.19"),
         (L14[0], reducer("evit", Condensation(R=0.7)), False, "40.78"),
-        (B16[0], Condensation(R=0.95), False, "16.55"),
-        (B16[0], Condensation(R=0.9), False, "15.45"),
-        (B16[0], Condensation(R=0.7), False, "11.68"),
-        (B16[0], Condensation(R=0.7), True, "11.69"),
-        (B16[0], Condensation(R=0.6), False, "9.91"),
-        (L14[0], Condensation(R=0.7), True, "41.44"),
+        (B16[0], Condensation(R=0.95, **FUSED), False, "16.55"),
+        (B16[0], Condensation(R=0.9, **FUSED), False, "15.45"),
+        (B16[0], Condensation(R=0.7, **FUSED), False, "11.68"),
+        (B16[0], Condensation(R=0.7, **FUSED), True, "11.69"),
+        (B16[0], Condensation(R=0.6, **FUSED), False, "9.91"),
+        (L14[0], Condensation(R=0.7, **FUSED), True, "41.44"),
     ],
 )
 def test_printed_digits_of_the_paper(
@@ -92,7 +95,7 @@ def test_text_agrees_with_torchs_counter() -> None:
 
 
 def test_tokens_equal_the_schedule_and_savings_grow() -> None:
-    tokens = costs(B16[0], Condensation(R=0.7)).tokens
+    tokens = costs(B16[0], Condensation(R=0.7, **FUSED)).tokens
     assert tokens == (197, 197, 197, 141, 141, 141, 100, 100, 100, 74, 74, 74)
     gmacs = [costs(B16[0], Condensation(R=R), ADAPTATION).gmacs for R in (1, 0.95, 0.9, 0.8, 0.7, 0.6)]
     assert gmacs == sorted(gmacs, reverse=True)

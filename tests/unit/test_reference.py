@@ -78,16 +78,22 @@ def entry(vector: tuple[float, ...], key: float, id: int) -> Entry:
 def test_schedule_gives_the_rows_of_the_check_table(patches: int, R: float, expected: list[int]) -> None:
     counts = [patches]
     for _ in range(3):
-        counts.append(schedule(counts[-1], Condensation(R=R)).leaving)
+        counts.append(schedule(counts[-1], Condensation(pruned="fuse", anchor_kv=True, R=R)).leaving)
     assert [n + 1 for n in counts] == expected
 
 
 def test_schedule_by_rate_and_exact() -> None:
-    assert schedule(196, Condensation(counts="rate", rate=0.035, K=4)) == Split(176, 14, 6, 4, 1)
+    assert schedule(196, Condensation(pruned="fuse", anchor_kv=True, counts="rate", rate=0.035, K=4)) == Split(
+        176, 14, 6, 4, 1
+    )
     assert schedule(196, Condensation(counts="exact", pruned="drop")) == Split(174, 15, 7, 2, 0)
-    assert schedule(196, Condensation(counts="exact")) == Split(173, 15, 8, 2, 1)
-    assert schedule(100, Condensation(counts="exact", merge_prune=(0, 1), K=0)) == Split(89, 0, 11, 0, 1)
-    assert schedule(100, Condensation(counts="exact", merge_prune=(1, 0))) == Split(88, 12, 0, 2, 0)
+    assert schedule(196, Condensation(pruned="fuse", anchor_kv=True, counts="exact")) == Split(173, 15, 8, 2, 1)
+    assert schedule(100, Condensation(pruned="fuse", anchor_kv=True, counts="exact", merge_prune=(0, 1), K=0)) == Split(
+        89, 0, 11, 0, 1
+    )
+    assert schedule(100, Condensation(pruned="fuse", anchor_kv=True, counts="exact", merge_prune=(1, 0))) == Split(
+        88, 12, 0, 2, 0
+    )
     with pytest.raises(ValueError, match="none would be kept"):
         schedule(9, Condensation(R=0.3, counts="exact"))
 
@@ -125,7 +131,7 @@ def test_condense_keeps_merges_and_fuses_in_order() -> None:
 
 
 def test_nearest_class_by_the_layer_before() -> None:
-    reference = make_reference(Condensation(), Adaptation())
+    reference = make_reference(Condensation(pruned="fuse", anchor_kv=True), Adaptation())
     summary = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
     assert reference.nearest(1, summary) is None
     for c, tokens in enumerate(([[0, 1], [0, 3]], [[2, 0], [1, 1]], [[1, 1], [0, 1]])):
@@ -247,7 +253,9 @@ def test_nothing_condensed_is_the_plain_tower(shape: ViTShape) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, replace(NO_CLASS, pool="map")], ids=["class", "map"])
 def test_condensing_blocks_divide_their_patches(shape: ViTShape) -> None:
-    config = Condensation(R=0.7, layers=(0, 2), rows="both", summary="attn_pool", merge="inverse_distance")
+    config = Condensation(
+        pruned="fuse", anchor_kv=True, R=0.7, layers=(0, 2), rows="both", summary="attn_pool", merge="inverse_distance"
+    )
     reference = make_reference(config, Adaptation(ready="class"), shape)
     for number, image in enumerate(make_images(3)):
         result = reference.step(image)
@@ -268,7 +276,9 @@ def test_condensing_blocks_divide_their_patches(shape: ViTShape) -> None:
 def test_one_block_by_hand() -> None:
     """Condensing without a coreset is EViT: the best patches, then the sum of s_j x_j over the others."""
     shape = replace(SHAPE, blocks=replace(BLOCKS, depth=1))
-    config = Condensation(R=0.5, counts="exact", layers=(0,), score="mean", merge_prune=(0, 1), K=0)
+    config = Condensation(
+        pruned="fuse", anchor_kv=True, R=0.5, counts="exact", layers=(0,), score="mean", merge_prune=(0, 1), K=0
+    )
     encoding = make_reference(config, Adaptation(), shape).encode(make_images(1)[0])
     vit = make_vit(shape)
     block = vit.blocks[0]
@@ -308,7 +318,7 @@ def test_anchor_joins_as_key_value_and_query() -> None:
     joined, both = tower.attend(1, x, x[3], True)
     assert both.shape == (2, 38, 38) and np.abs(joined - plain).max() > 1e-6
     assert both[:, :, 37] == pytest.approx(both[:, :, 3])
-    # one more key only rescales a row, so no head changes its ranking (methods.md F5)
+    # one more key only rescales a row, so no head changes its ranking
     for h in range(2):
         assert order_patches(both[h : h + 1, 0, 1:37], "rank") == order_patches(maps[h : h + 1, 0, 1:37], "rank")
 
@@ -316,7 +326,7 @@ def test_anchor_joins_as_key_value_and_query() -> None:
 def test_steps_correct_before_or_after_the_update() -> None:
     image, other = make_images(2)
     plain = Condensation(R=1.0)
-    reference = make_reference(plain, Adaptation(lam=3.0))
+    reference = make_reference(plain, Adaptation(lam=3.0, order="predict_first"))
     first = reference.step(image)
     c = int(first.logits.argmax())
     assert first.corrected == pytest.approx(first.logits, abs=0) and first.index == c

@@ -55,5 +55,5 @@ def tca(base: Condensation) -> Condensation:
 def evit(base: Condensation) -> Condensation:
     """EViT: keep ceil(R·n) tokens by head-mean class attention, fuse the rest into one; no anchors, nothing merged."""
     return Condensation(
-        R=base.R, layers=base.layers, counts="keep", merge_prune=(0, 1), K=0, score="mean", anchor_kv=False
+        R=base.R, layers=base.layers, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"
     )
