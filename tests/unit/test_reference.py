@@ -337,7 +337,7 @@ def test_steps_correct_before_or_after_the_update() -> None:
     own = make_reference(plain, Adaptation(lam=2.0, order="update_first", domain="probabilities", kernel="linear"))
     p = np.exp(first.logits) / np.exp(first.logits).sum()
     assert own.step(image).corrected == pytest.approx(p + 2.0 * np.eye(4)[c], abs=1e-12)
-    without = make_reference(plain, Adaptation(order="update_first", exclude_own=True))
+    without = make_reference(plain, Adaptation(lam=3.0, order="update_first", exclude_own=True))
     alone = without.step(image)
     assert alone.corrected == pytest.approx(alone.logits, abs=0)
     second = without.step(other)
