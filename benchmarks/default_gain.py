@@ -40,7 +40,8 @@ def main() -> None:
     parser.add_argument("--output", default="benchmarks/results/default_gain.json")
     args = parser.parse_args()
     vit, scale, streams = unpack(args.file)
-    print("| stream | images × orders | matched zero-shot | TCA, default | gain, 95 % interval |\n|---|---|---|---|---|")
+    print("| stream | images × orders | matched zero-shot | TCA, default | gain, 95 % interval |")
+    print("|---|---|---|---|---|")
     rows = []
     for name, stream in streams.items():
         pixels, labels, text = stream["pixels"][: args.images], stream["labels"][: args.images], stream["text"].float()
