@@ -25,7 +25,6 @@ SEED = 52_000
 STREAMS = (("clean", 0), ("background", 3), ("contrast", 2), ("noise", 3), ("sketch", 2))
 CONTENDERS: dict[str, dict[str, Any]] = {
     "EViT": {"method": "zeroshot", "reducer": "evit"},
-    "TCA, rank, no anchor": {"method": "zeroshot"},
     "TCA, default": {},
     "TCA, anchor row": {"rows": "both"},
 }
