@@ -22,9 +22,9 @@ bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python benchmarks/speed.py
 
 soak: $(VENV)/.dev ## long property runs
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n $(WORKERS) -m "soak or not soak" tests/property
+	LESSMORE_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout=3600 tests/property
 
-compat: ## the importers and the method on the oldest supported transformers
+compat: ## importers and units on the oldest supported transformers
 	test -x .venv-compat/bin/python || $(PYTHON) -m venv .venv-compat
 	.venv-compat/bin/python -m pip install --quiet torch torchvision
 	.venv-compat/bin/python -m pip install --quiet -e '.[test]' 'transformers>=4.57,<4.58'

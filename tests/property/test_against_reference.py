@@ -23,7 +23,7 @@ from lessmore.vit import ViT
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 from tests.reference import Condensed, Reference
 
-EXAMPLES = 5000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 600
+EXAMPLES = 5000 if os.environ.get("LESSMORE_SOAK") else 600
 
 
 @st.composite
