@@ -95,10 +95,10 @@ class Adapter:
         """Classify one image (path, bytes, PIL image, array, or preprocessed tensor [3, H, W]) and adapt."""
         try:
             pixels = to_pixels(image, self.vlm)
-        except ImageError:
+            prediction = self._read(self._method.predict(pixels), pixels, trace)
+        except (ImageError, NonFiniteError):
             self._health.refused += 1
             raise
-        prediction = self._read(self._method.predict(pixels), pixels, trace)
         self._health.seen += 1
         self._health.changed += prediction.changed
         self._health.refused += prediction.refused

@@ -309,7 +309,7 @@ def test_a_model_that_answers_nan_is_called_by_its_name(vlm: VLM) -> None:
     adapter = make(broken)
     with pytest.raises(NonFiniteError, match="load it in float32"):
         adapter(next(images(1)))
-    assert adapter.health().fill == 0
+    assert (adapter.health().fill, adapter.health().refused) == (0, 1)
 
 
 def test_random_states_are_untouched(vlm: VLM, tmp_path: Path) -> None:
