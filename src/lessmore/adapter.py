@@ -19,12 +19,14 @@ from lessmore.condense.source import SourceMap, source_map
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
 from lessmore.encoder import PLAIN, encode
-from lessmore.errors import ImageError, NonFiniteError
+from lessmore.errors import ConfigError, ImageError, NonFiniteError, unknown
 from lessmore.inputs import Image, to_pixels
 from lessmore.methods import Method, Outcome, Setup, make
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.prompts import Templates, class_names, prompts
 from lessmore.vlm import VLM, load
+
+ENGINES = ("auto", "eager")
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def adapt(
     preset: str = "default",
     R: float | None = None,
     reducer: str = "tca",
+    engine: str = "auto",
     tokenizer: Any = None,
     preprocess: Any = None,
     cache: bool | str | Path = True,
@@ -206,9 +209,11 @@ def adapt(
 
     model: whatever `lessmore.load` takes. templates: a named set, or strings with `{}`. method, preset, reducer: see
     `list_methods`, `list_presets`, `list_reducers`. R: kept fraction of the tokens (the preset's, 0.9, if not given).
-    cache: keep class embeddings on disk, at the given place if it is a path. options: single fields of the preset,
-    such as `lam=2` or `K=3`.
+    engine: what runs a step; `auto` picks, and so far there is one, `eager`. cache: keep class embeddings on disk, at
+    the given place if it is a path. options: single fields of the preset, such as `lam=2` or `K=3`.
     """
+    if engine not in ENGINES:
+        raise ConfigError(unknown("engine", engine, ENGINES))
     vlm = load(model, tokenizer, preprocess)
     chosen = make_preset(preset, **options, **({} if R is None else {"R": R}))
     chosen = chosen._replace(condensation=make_reducer(reducer, chosen.condensation))

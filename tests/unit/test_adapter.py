@@ -205,6 +205,7 @@ def test_one_class_works(vlm: VLM) -> None:
         (["cat"], {"method": "tda2"}, "unknown method 'tda2'"),
         (["cat"], {"reducer": "evitt"}, "did you mean evit"),
         (["cat"], {"lamda": 2}, "did you mean lam"),
+        (["cat"], {"engine": "eagre"}, "did you mean eager"),
         (["cat"], {"R": 0}, "R must lie in"),
         (["cat"], {"R": 1.5}, "R must lie in"),
         (["cat"], {"K": -1}, "K must be"),
