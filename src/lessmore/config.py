@@ -53,7 +53,7 @@ class Condensation:
     """`table`: R to the released code's rate by interpolation; `rate`: that rate given; `exact`: floor(R·n) tokens
     leave the block; `keep`: ceil(R·n) are kept as they are (EViT)."""
     rate: float | None = None
-    """Share of patches beyond pruning's reach, only with counts=`rate`."""
+    """The released code's drop rate, about (1 − R)/3; only with counts=`rate`."""
     merge_prune: tuple[int, int] = (2, 1)
     """Merged against pruned tokens, as parts."""
     K: int = 2

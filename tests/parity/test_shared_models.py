@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from lessmore.vlm import VLM, load
 pytest.importorskip("transformers")
 
 TEXTS = ["a photo of a dog.", "a satellite photo of a river", "goldfish"]
-# Of every 100th Tiny-ImageNet image (100 of them) this model recognises 57 with this prompt; of 1,000 it was 61.3 %.
-EVERY, EXPECTED = 100, 57
+# Of every 100th Tiny-ImageNet image (100 of them) this model recognises 57 with this prompt; of every 10th, as its
+# README says, 613. The long way is for `make soak`.
+EVERY, EXPECTED = (10, 613) if os.environ.get("LESSMORE_SOAK") else (100, 57)
 
 
 @pytest.fixture(scope="module")

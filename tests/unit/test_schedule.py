@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import rate_of, schedule, stage, token_counts
+from lessmore.condense.schedule import rate_of, schedule, stage
 from lessmore.config import Condensation
 from lessmore.errors import ConfigError
 
 
 def counts(patches: int, config: Condensation, depth: int = 12) -> list[int]:
     plan = schedule(patches, depth, config)
-    return [patches + 1, *(token_counts(patches, True, plan)[i] for i in config.layers)]
+    return [patches + 1, *(one.out + 1 for one in plan if one is not None)]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,8 @@ def test_no_condensation_at_R_1_and_without_layers() -> None:
 def test_refusals_name_the_remedy() -> None:
     with pytest.raises(ConfigError, match="choose a larger R"):
         schedule(9, 12, Condensation(R=0.1))
+    with pytest.raises(ConfigError, match="rate=0.5 keeps no token of 9; choose a smaller rate"):
+        schedule(9, 12, Condensation(counts="rate", rate=0.5))
     with pytest.raises(ConfigError, match="tower has 4 blocks"):
         schedule(196, 4, Condensation())
 

@@ -65,7 +65,10 @@ def stage(n: int, config: Condensation) -> Stage:
     ambiguous = max(least, min(rest - spare, share))
     pruned = rest - ambiguous
     if n - rest < 1:
-        raise ConfigError(f"R={config.R} keeps no token of {n}; choose a larger R, fewer layers or a smaller K")
+        given, remedy = (
+            (f"R={config.R}", "larger R") if config.rate is None else (f"rate={config.rate}", "smaller rate")
+        )
+        raise ConfigError(f"{given} keeps no token of {n}; choose a {remedy}, fewer layers or a smaller K")
     return Stage(
         patches=n,
         keep=n - rest,
@@ -89,12 +92,3 @@ def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
         last = stages[-1]
         patches = patches if last is None else last.out
     return tuple(stages)
-
-
-def token_counts(patches: int, class_token: bool, plan: Schedule) -> list[int]:
-    """Tokens, class token included, that leave each block."""
-    counts = []
-    for entry in plan:
-        patches = patches if entry is None else entry.out
-        counts.append(patches + class_token)
-    return counts
