@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lessmore.condense.source import Step
 from lessmore.config import Preset
+from lessmore.encoder import Encoded
 from lessmore.errors import ConfigError, unknown
 from lessmore.vit import ViT
 
@@ -72,6 +73,17 @@ class Method(Protocol):
 
     def slots(self) -> Tensor | None:
         """Which slots of the memory are in use, [C, M] bool; None where there is no memory."""
+
+
+@runtime_checkable
+class FromEncoded(Protocol):
+    """A method that can go on from an image already encoded, so that encodings may be shared or made in batches."""
+
+    wants: Literal["feature", "tokens"] | None
+    """What `answer` reads of an encoding; None where the encoder itself must see the stream's state."""
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        """What `predict` answers for the image that this is the encoding of (a batch of one)."""
 
 
 Maker = Callable[[Setup], Method]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from lessmore import reservoir
 from lessmore.condense.source import Step
 from lessmore.correction import correct, layer_weights, probabilities, token_scores
-from lessmore.encoder import encode
+from lessmore.encoder import Encoded, encode
 from lessmore.methods.registry import Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.reservoir import Delta, Reservoir
@@ -28,19 +28,26 @@ class Answer(NamedTuple):
     steps: list[Step]
 
 
+Update = Callable[[Reservoir, Delta], Reservoir]
+
+
 def step(
-    setup: Setup,
-    weights: Tensor,
-    pixels: Tensor,
-    state: Reservoir,
-    update: Callable[[Reservoir, Delta], Reservoir] = reservoir.apply,
+    setup: Setup, weights: Tensor, pixels: Tensor, state: Reservoir, update: Update = reservoir.apply
 ) -> tuple[Answer, Reservoir]:
     """One image [1, 3, H, W] against the reservoir as it stands → the answer and the next reservoir.
 
     Pure with the default `update`; with `reservoir.apply_` the reservoir changes in place. weights: layer weights [L].
     """
-    condensation, adaptation = setup.preset.condensation, setup.preset.adaptation
-    encoded = encode(setup.vision, pixels, condensation, reservoir.ready_anchors(state, adaptation.ready))
+    anchors = reservoir.ready_anchors(state, setup.preset.adaptation.ready)
+    encoded = encode(setup.vision, pixels, setup.preset.condensation, anchors)
+    return settle(setup, weights, encoded, state, update)
+
+
+def settle(
+    setup: Setup, weights: Tensor, encoded: Encoded, state: Reservoir, update: Update = reservoir.apply
+) -> tuple[Answer, Reservoir]:
+    """The second half of a `step`: what an encoded image (a batch of one) does to the reservoir, and its answer."""
+    adaptation = setup.preset.adaptation
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
     tokens = encoded.tokens[0]
     delta = reservoir.propose(state, tokens, encoded.feature[0], logits, adaptation)
@@ -60,6 +67,9 @@ class TCA:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        condensation = setup.preset.condensation
+        guided = condensation.active and condensation.uses_anchor
+        self.wants: Literal["tokens"] | None = None if guided else "tokens"
         self.reservoir: Reservoir
         self.reset()
         adaptation = setup.preset.adaptation
@@ -68,7 +78,14 @@ class TCA:
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one preprocessed image [1, 3, H, W], then let it into the reservoir."""
-        answer, self.reservoir = step(self.setup, self.weights, pixels, self.reservoir, reservoir.apply_)
+        return self._outcome(*step(self.setup, self.weights, pixels, self.reservoir, reservoir.apply_))
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        """The same for an image that is encoded already; only where `wants` is not None."""
+        return self._outcome(*settle(self.setup, self.weights, encoded, self.reservoir, reservoir.apply_))
+
+    def _outcome(self, answer: Answer, state: Reservoir) -> Outcome:
+        self.reservoir = state
         return Outcome(
             logits=answer.logits,
             scores=probabilities(answer.corrected, self.setup.preset.adaptation.domain),

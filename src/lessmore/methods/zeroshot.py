@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from torch import Tensor
 
@@ -20,13 +21,17 @@ class ZeroShot:
     """The class whose text is nearest; nothing is remembered."""
 
     facts = Facts(training_free=True, kind="episodic")
+    wants: Literal["feature"] = "feature"
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one preprocessed image [1, 3, H, W]."""
-        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+        return self.answer(encode(self.setup.vision, pixels, self.setup.preset.condensation))
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        """Answer an encoded image."""
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         scores = logits.softmax(dim=-1)
         return Outcome(logits, scores, scores, None, encoded.steps)
