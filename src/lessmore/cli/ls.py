@@ -1,4 +1,4 @@
-"""List what can be named: models, methods, reducers or presets, one per line."""
+"""List what can be named: models, methods, reducers, presets, data sets or groups of them, one per line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from lessmore.assets import MODELS, model_folder
 from lessmore.cli.common import OK, new_parser
 from lessmore.condense import registry as reducers
 from lessmore.config import PRESETS, Preset
+from lessmore.data.registry import list_groups
+from lessmore.data.spec import specs
 from lessmore.errors import ModelError
 from lessmore.methods import registry as methods
 from lessmore.shapes import SHAPES
@@ -18,6 +20,7 @@ from lessmore.shapes import SHAPES
 EXAMPLES = """examples:
   lessmore ls models
   lessmore ls presets --json
+  lessmore ls datasets
   lessmore ls methods | cut -f1
 
 Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
@@ -102,4 +105,28 @@ def _values(preset: Preset) -> str:
     return f"{kept} K={tokens.K} M={memory.M} lam={memory.lam:g} beta={memory.beta:g} sharpness={memory.sharpness:g}"
 
 
-_LISTS = {"models": _models, "methods": _methods, "reducers": _reducers, "presets": _presets}
+def _datasets() -> dict[str, str]:
+    """One line for all of CIFAR-100-C, whose 95 members differ in nothing but corruption and severity."""
+    named = {"cifar100c": "cifar100c/CORRUPTION/SEVERITY"}
+    return {
+        named.get(name, name): f"{spec.title}: {spec.images:,} images, {len(spec.classes)} classes, {spec.licence}"
+        for name, spec in specs().items()
+    }
+
+
+def _groups() -> dict[str, str]:
+    return {name: f"{len(members)} data sets: {_some(members)}" for name, members in list_groups().items()}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names if len(names) <= 10 else [*names[:2], "…", names[-1]])
+
+
+_LISTS = {
+    "models": _models,
+    "methods": _methods,
+    "reducers": _reducers,
+    "presets": _presets,
+    "datasets": _datasets,
+    "groups": _groups,
+}

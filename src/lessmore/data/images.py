@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from lessmore.errors import ImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 MAX_PIXELS = 50_000_000
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | Image.Image | NDArray[Any]
@@ -67,9 +68,10 @@ def _upright_rgb(image: Image.Image, name: str) -> Image.Image:
     _check_size(image.width, image.height, name)
     try:
         image.load()
+        image = _upright(image)
         if image.mode in ("I", "F") or image.mode.startswith("I;16"):
             return _from_array(_deep_pixels(np.asarray(image)))
-        return _upright(image).convert("RGB")
+        return (image.convert("LA") if image.mode == "La" else image).convert("RGB")
     except ImageError:
         raise
     except Exception as error:

@@ -1,0 +1,58 @@
+"""Check that data sets are complete and readable before hours are spent on them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lessmore.cli.common import FAILED, OK, new_parser
+from lessmore.data.registry import expand
+from lessmore.data.validate import Report, validate
+from lessmore.errors import ConfigError
+
+EXAMPLES = """examples:
+  lessmore validate eurosat caltech101 --root data
+  lessmore validate cross_dataset --root data --json
+  lessmore validate birds.yaml folder:photos manifest:list.csv
+
+Every file is looked for, counts and class names are compared with what is known of the set, and a sample of the images
+is decoded. The exit code is 1 if anything is wrong. Names and groups: lessmore ls datasets, lessmore ls groups.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore validate`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("datasets", type=str, nargs="+", help="names, groups, patterns, YAML files, folder: or manifest:")
+    args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets' folders")
+    args.add_argument("--sample", type=int, default=100, help="images to decode of each data set")
+    args.add_argument("--seed", type=int, default=0, help="chooses the sample")
+    args.add_argument("--json", action="store_true", help="print JSON")
+    args.add_argument("--quiet", action="store_true", help="no progress bars")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Check and print one data set after the other."""
+    if args.sample < 0:
+        raise ConfigError(f"--sample must be 0 or more, not {args.sample}")
+    root = None if args.root is None else Path(args.root)
+    reports = []
+    for name in expand(args.datasets):
+        reports.append(validate(name, root, args.sample, args.seed, args.quiet))
+        if not args.json:
+            print(_text(reports[-1]), flush=True)
+    if args.json:
+        print(json.dumps([{**asdict(r), "ready": r.ready} for r in reports], indent=2, ensure_ascii=False))
+    return OK if all(report.ready for report in reports) else FAILED
+
+
+def _text(report: Report) -> str:
+    if report.ready:
+        return f"{report.dataset}: ready, {report.images:,} images, {report.classes} classes, {report.decoded} decoded"
+    lines = [f"{report.dataset}: not ready", *report.problems]
+    # A set that could not be opened has said what it needs.
+    return "\n  ".join([*lines, f"to get it: {report.obtain}"] if report.images else lines)

@@ -1,0 +1,75 @@
+"""CIFAR-100-C from its official arrays: one file of five severities per corruption, mapped and never read whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lessmore.data.corrupt import EXTRA, MAIN, SEVERITIES
+from lessmore.data.dataset import Dataset
+from lessmore.data.images import load_image
+from lessmore.data.layout import own_file
+from lessmore.data.spec import Spec
+from lessmore.errors import ConfigError, ImageError
+
+VARIANTS = tuple(f"{name}/{severity}" for name in MAIN + EXTRA for severity in range(1, SEVERITIES + 1))
+"""What follows `cifar100c/`: the corruption and its severity."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images that are rows [start, start + n) of an array [N, H, W, 3]."""
+
+    file: Path
+    start: int
+
+    def load(self, index: int) -> Image.Image:
+        """Read one row."""
+        try:
+            return load_image(np.array(self._pixels[self.start + index]))
+        except (ConfigError, OSError, IndexError) as error:
+            raise ImageError(f"an image of {self.file} cannot be read ({error}); get it anew") from error
+
+    @cached_property
+    def _pixels(self) -> NDArray[Any]:
+        return _array(self.file)
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[Path, int]]:
+        """Pickled without the mapping, which would become a copy of the whole file."""
+        return Rows, (self.file, self.start)
+
+
+def read_variant(spec: Spec, root: Path, variant: str) -> Dataset:
+    """One corruption at one severity, for instance `fog/3`."""
+    corruption, _, severity = variant.partition("/")
+    file = own_file(spec, root, f"{corruption}.npy")
+    labels, images = _array(own_file(spec, root, str(spec.split))), _array(file)
+    _check(file, images, labels)
+    count = len(labels) // SEVERITIES
+    start = (int(severity) - 1) * count
+    ids = tuple(f"{variant}/{i:05}" for i in range(count))
+    chosen = tuple(int(label) for label in labels[start : start + count])
+    return Dataset(f"{spec.name}/{variant}", spec.classes, ids, chosen, Rows(file, start), spec.templates)
+
+
+def _array(file: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"{file} is not an array of numbers ({error}); get it anew") from error
+    return array
+
+
+def _check(file: Path, images: NDArray[Any], labels: NDArray[Any]) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % SEVERITIES:
+        raise ConfigError(f"labels.npy beside {file} is no list of labels for all severities; get it anew")
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(labels):
+        raise ConfigError(
+            f"{file} holds {images.dtype} {list(images.shape)}, not {len(labels)} colour images in bytes; get it anew"
+        )

@@ -1,0 +1,77 @@
+"""Sets whose test images a file lists: the split files of CoOp, and the variant lists of FGVC Aircraft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lessmore.data.dataset import Dataset, Files
+from lessmore.data.layout import image_folder, inside, split_file
+from lessmore.data.spec import Spec
+from lessmore.errors import ConfigError
+from lessmore.prompts import class_names
+
+
+def read_split(spec: Spec, root: Path, part: str = "test") -> Dataset:
+    """Part of a set with a split file {train, val, test}, each a list of [path, label, class name]."""
+    file = split_file(spec, root)
+    parts = _parts(file)
+    if part not in parts:
+        raise ConfigError(f"{file} lists no images under {part!r}; get it anew")
+    classes = names_by_label(((label, name) for rows in parts.values() for _, label, name in rows), file)
+    paths = inside((path for path, _, _ in parts[part]), file)
+    labels = tuple(label for _, label, _ in parts[part])
+    name = spec.name if part == "test" else f"{spec.name}@{part}"
+    return Dataset(name, classes, paths, labels, Files(image_folder(spec, root, paths), paths), spec.templates)
+
+
+def read_aircraft(spec: Spec, root: Path) -> Dataset:
+    """FGVC Aircraft: lines of image number and variant, and the variants in a file beside."""
+    file = split_file(spec, root)
+    variants = _lines(file.with_name("variants.txt"))
+    index = {variant: label for label, variant in enumerate(variants)}
+    rows = [line.partition(" ")[::2] for line in _lines(file)]
+    strange = next((variant for _, variant in rows if variant not in index), None)
+    if strange is not None:
+        raise ConfigError(f"{file} names the variant {strange!r}, which variants.txt beside it does not; get both anew")
+    paths = inside((f"{number}.jpg" for number, _ in rows), file)
+    labels = tuple(index[variant] for _, variant in rows)
+    source = Files(image_folder(spec, root, paths), paths)
+    return Dataset(spec.name, tuple(class_names(variants)), paths, labels, source, spec.templates)
+
+
+def names_by_label(pairs: Iterable[tuple[int, str]], file: Path) -> tuple[str, ...]:
+    """Class names in the order of their labels, which must be 0, 1, 2, … and mean one name each."""
+    names: dict[int, str] = {}
+    for label, name in pairs:
+        if names.setdefault(label, name) != name:
+            raise ConfigError(f"{file} calls the label {label} both {names[label]!r} and {name!r}; correct it")
+    gap = next((i for i in range(len(names)) if i not in names), None)
+    if gap is not None:
+        raise ConfigError(f"{file} has {len(names)} classes but none with the label {gap}; number them from 0 upwards")
+    return tuple(class_names(names[i] for i in range(len(names))))
+
+
+def _parts(file: Path) -> dict[str, list[Any]]:
+    try:
+        parts = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON ({error}); get it anew") from error
+    if not (isinstance(parts, dict) and "test" in parts and all(_is_part(part) for part in parts.values())):
+        raise ConfigError(f"{file} is no split file: it needs a list 'test' of [path, label, class name]; get it anew")
+    return parts
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, list) and all(
+        isinstance(row, list) and [type(value) for value in row] == [str, int, str] and row[0] for row in part
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); it comes with the images") from error

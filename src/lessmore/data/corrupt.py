@@ -1,0 +1,109 @@
+"""The 19 usual corruptions at severities 1 to 5, made on the fly, each seeded by its image and by nothing else.
+
+The pictures come from the package imagecorruptions-imaug, whose constants were chosen for photographs of about 224
+pixels: on much larger images a severity looks milder, on CIFAR's 32 pixels harsher than in CIFAR-C. Numbers to compare
+with published ones need the published files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from PIL import Image
+
+from lessmore.errors import ConfigError, ImageError, unknown
+
+MAIN = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+"""The 15 corruptions of the benchmark, in its order."""
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""The four it keeps for validation."""
+SEVERITIES = 5
+SMALLEST = 32
+"""Pixels an image needs on each side; below that the corruptions are not defined."""
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One corruption at one severity; its text form is `contrast:4`."""
+
+    name: str
+    severity: int
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        if self.name not in MAIN + EXTRA:
+            raise ConfigError(unknown("corruption", self.name, MAIN + EXTRA))
+        if not 1 <= self.severity <= SEVERITIES:
+            raise ConfigError(f"severity goes from 1 to {SEVERITIES}, not {self.severity}")
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.severity}"
+
+
+def parse(text: str) -> Corruption:
+    """`contrast:4` → a `Corruption`."""
+    name, colon, severity = text.strip().partition(":")
+    if not colon or not severity.isdecimal():
+        raise ConfigError(f"the corruption {text!r} has no severity; write {name or 'contrast'}:1 to :{SEVERITIES}")
+    return Corruption(name, int(severity))
+
+
+def corrupt(image: Image.Image, corruption: Corruption, seed_text: str) -> Image.Image:
+    """The RGB image under a corruption; random parts follow from `seed_text`, usually the image's id, and nothing else.
+
+    Raises `ImageError` for an image of fewer than 32 pixels on a side: enlarging it would be a second corruption.
+    """
+    if min(image.size) < SMALLEST:
+        width, height = image.size
+        raise ImageError(f"an image of {width} x {height} pixels cannot be corrupted; enlarge it to {SMALLEST} or more")
+    package = _package()
+    seed = _seed(seed_text, corruption)
+    # Two of the functions draw from the system's entropy unless they are handed a seed; the others take none.
+    own = inspect.signature(package.corruption_dict[corruption.name]).parameters
+    more = {"seed": seed} if "seed" in own else {}
+    with _seeded(seed):
+        try:
+            pixels = package.corrupt(np.asarray(image), corruption.severity, corruption.name, **more)
+        except FloatingPointError:
+            return image.copy()  # spatter divides by its largest drop: none fell on this image
+    return Image.fromarray(pixels)
+
+
+def _package() -> ModuleType:
+    try:
+        import imagecorruptions
+    except ImportError as error:
+        raise ConfigError("corruptions need imagecorruptions-imaug: pip install 'lessmore[corrupt]'") from error
+    return imagecorruptions
+
+
+def _seed(text: str, corruption: Corruption) -> int:
+    """32 bits: what the global generator takes."""
+    return int.from_bytes(hashlib.sha256(f"{corruption}\n{text}".encode()).digest()[:4], "big")
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Numpy's global generator at `seed`, and afterwards as it was; a lock keeps threads out of each other's draws."""
+    with _ONE_AT_A_TIME:
+        before = np.random.get_state()  # noqa: NPY002
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            with np.errstate(invalid="raise"):
+                yield
+        finally:
+            np.random.set_state(before)  # noqa: NPY002

@@ -1,0 +1,157 @@
+"""Orders of a stream: a short text becomes a plan, and a plan turns images into visits.
+
+iid                             random
+sorted                          class after class, random within each
+blocks or blocks:50             runs of 10, or 50, images of one class, the runs in random order
+mixture:contrast:4,fog:3,none   random, every image under one of these, each as often as the others
+gradual:fog                     random, the severity climbing from 0 to 5 and falling back to 0
+cycle or cycle:contrast,fog@3   the whole set once per corruption, one corruption after another; by default the 15
+                                main ones at severity 5
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lessmore.data.corrupt import MAIN, SEVERITIES, Corruption, parse
+from lessmore.errors import ConfigError, unknown
+
+CLEAN = "none"
+"""Name of the domain without corruption."""
+RUN_LENGTH = 10
+CYCLE_SEVERITY = 5
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One step of a stream."""
+
+    index: int
+    """Number of the image in the data set."""
+    corruption: Corruption | None = None
+
+    @property
+    def domain(self) -> str:
+        """What the image comes from: the corruption's text, or `none`."""
+        return CLEAN if self.corruption is None else str(self.corruption)
+
+
+Plan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
+"""Numbers of the images to visit [n], labels of all images [N], a generator → visits."""
+
+
+def plan(order: str, corruption: str | None = None) -> Plan:
+    """The plan an order text asks for; every mistake in it raises `ConfigError` here, before any work.
+
+    corruption: such as `contrast:4`, for all images; goes with the orders that set none themselves.
+    """
+    name, rest = re.fullmatch(r"(\w*):?(.*)", order, re.DOTALL).groups()  # type: ignore[union-attr]
+    if name not in _ORDERS:
+        raise ConfigError(unknown("order", name, _ORDERS))
+    fixed = _domain(corruption or CLEAN)
+    if fixed is not None and name in ("mixture", "gradual", "cycle"):
+        raise ConfigError(f"the order {name} sets the corruptions itself; leave the corruption {fixed} out")
+    return _ORDERS[name](rest, fixed)
+
+
+def _domain(text: str) -> Corruption | None:
+    return None if text.strip() == CLEAN else parse(text)
+
+
+def _iid(rest: str, corruption: Corruption | None) -> Plan:
+    _nothing_more("iid", rest)
+    return lambda images, labels, generator: [Visit(i, corruption) for i in _shuffled(images, generator)]
+
+
+def _sorted(rest: str, corruption: Corruption | None) -> Plan:
+    _nothing_more("sorted", rest)
+    return lambda images, labels, generator: [Visit(i, corruption) for i in _by_class(images, labels, generator)]
+
+
+def _blocks(rest: str, corruption: Corruption | None) -> Plan:
+    length = _number(rest, "the length of blocks", RUN_LENGTH)
+
+    def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
+        runs = _runs(_by_class(images, labels, generator), labels, length)
+        return [Visit(i, corruption) for run in generator.permutation(len(runs)) for i in runs[run]]
+
+    return visits
+
+
+def _mixture(rest: str, corruption: Corruption | None) -> Plan:
+    if "," not in rest:
+        raise ConfigError("a mixture needs two domains or more; write mixture:contrast:4,fog:3,none")
+    domains = [_domain(part) for part in rest.split(",")]
+
+    def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
+        dealt = generator.permutation(np.arange(len(images)) % len(domains))
+        return [Visit(i, domains[d]) for i, d in zip(_shuffled(images, generator), dealt, strict=True)]
+
+    return visits
+
+
+def _gradual(rest: str, corruption: Corruption | None) -> Plan:
+    levels = [None, *(Corruption(rest.strip(), severity) for severity in range(1, SEVERITIES + 1))]
+
+    def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
+        steps = np.arange(len(images)) * (2 * SEVERITIES + 1) // len(images)  # 0, 1, … 5, … 1, 0: eleven equal parts
+        severities = SEVERITIES - abs(SEVERITIES - steps)
+        return [Visit(i, levels[s]) for i, s in zip(_shuffled(images, generator), severities, strict=True)]
+
+    return visits
+
+
+def _cycle(rest: str, corruption: Corruption | None) -> Plan:
+    names, _, severity = rest.partition("@")
+    level = _number(severity, "the severity of cycle", CYCLE_SEVERITY)
+    turns = [Corruption(name.strip(), level) for name in (names.split(",") if names else MAIN)]
+    if len(set(turns)) < len(turns):
+        raise ConfigError("cycle names a corruption twice; name each once")
+    return lambda images, labels, generator: [Visit(i, turn) for turn in turns for i in _shuffled(images, generator)]
+
+
+_ORDERS: dict[str, Callable[[str, Corruption | None], Plan]] = {
+    "iid": _iid,
+    "sorted": _sorted,
+    "blocks": _blocks,
+    "mixture": _mixture,
+    "gradual": _gradual,
+    "cycle": _cycle,
+}
+
+
+def _nothing_more(name: str, rest: str) -> None:
+    if rest:
+        raise ConfigError(f"the order {name} takes nothing more, not {rest!r}; write {name} alone")
+
+
+def _number(text: str, what: str, default: int) -> int:
+    if text and not (text.isdecimal() and int(text) > 0):
+        raise ConfigError(f"{what} must be a whole number from 1, not {text!r}")
+    return int(text) if text else default
+
+
+def _shuffled(images: Indices, generator: np.random.Generator) -> list[int]:
+    order: list[int] = generator.permutation(images).tolist()
+    return order
+
+
+def _by_class(images: Indices, labels: Indices, generator: np.random.Generator) -> list[int]:
+    return sorted(_shuffled(images, generator), key=lambda image: int(labels[image]))
+
+
+def _runs(by_class: list[int], labels: Indices, length: int) -> list[list[int]]:
+    """Cut where the class changes or a run is full; a class's last run may be shorter."""
+    runs: list[list[int]] = []
+    for image in by_class:
+        if not runs or len(runs[-1]) == length or labels[runs[-1][-1]] != labels[image]:
+            runs.append([])
+        runs[-1].append(image)
+    return runs

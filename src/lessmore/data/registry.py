@@ -1,0 +1,110 @@
+"""Data sets by name: those of the literature, groups of them, a user's YAML file, and plain folders and lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from lessmore.data import cifar_c, coop, folder, hf, manifest, userfile
+from lessmore.data import spec as facts
+from lessmore.data.dataset import Dataset
+from lessmore.data.spec import Spec
+from lessmore.errors import ConfigError, unknown
+
+_READERS: dict[str, Callable[[Spec, Path], Dataset]] = {
+    "split": coop.read_split,
+    "aircraft": coop.read_aircraft,
+    "classes": folder.read_class_folders,
+    "manifest": manifest.read_listed,
+}
+_CIFAR = "cifar100c"
+_DIRECT = ("folder:", "manifest:", "hf:")
+
+
+def open_dataset(name: str, root: Path | None = None) -> Dataset:
+    """The data set of that name below `root`, or the one that a path describes; no image is touched.
+
+    name: a registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or hf:NAME[@SPLIT].
+    """
+    if is_direct(name):
+        return _open_direct(name)
+    name = canonical(name)
+    spec = spec_of(name)
+    if root is None:
+        raise ConfigError(f"{name} needs a root: give the folder that holds {spec.folders[0]} (--root)")
+    if not Path(root).is_dir():
+        raise ConfigError(f"the root {root} is not a folder; give the folder that holds {spec.folders[0]}")
+    if spec.reader == "cifar_c":
+        return cifar_c.read_variant(spec, Path(root), name.partition("/")[2])
+    return _READERS[spec.reader](spec, Path(root))
+
+
+def list_datasets() -> list[str]:
+    """Every registered name; a file, a folder or a hub name need not be registered."""
+    plain = [name for name in facts.specs() if name != _CIFAR]
+    return plain + [f"{_CIFAR}/{variant}" for variant in cifar_c.VARIANTS]
+
+
+def list_groups() -> dict[str, list[str]]:
+    """Group names and what they stand for."""
+    named = {name: list(members) for name, members in facts.groups().items()}
+    return {**named, _CIFAR: [name for name in list_datasets() if name.startswith(f"{_CIFAR}/")]}
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Groups and patterns such as `imagenet*` or `cifar100c/*/5` → names, each once, in the order given."""
+    return list(dict.fromkeys(member for name in names for member in _members(name)))
+
+
+def spec_of(name: str) -> Spec:
+    """What is known of a registered data set."""
+    return facts.specs()[canonical(name).partition("/")[0]]
+
+
+def is_direct(name: str) -> bool:
+    """Whether the name says where the data lie, and is not a registered one."""
+    return name.startswith(_DIRECT) or name.lower().endswith((".yaml", ".yml"))
+
+
+def canonical(name: str) -> str:
+    """The registered name, given in any spelling: `ImageNet-A`, `cars`, `CIFAR100C/fog/3`."""
+    known = {_key(name): name for name in list_datasets()}
+    known |= {_key(alias): spec.name for spec in facts.specs().values() for alias in spec.aliases}
+    found = known.get(_key(name))
+    if found is None:
+        raise ConfigError(unknown("data set", name, {*list_groups(), *known.values()}))
+    return found
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9/]", "", name.lower())
+
+
+def _members(name: str) -> list[str]:
+    if is_direct(name):
+        return [name]
+    group = next((members for known, members in list_groups().items() if _key(known) == _key(name)), None)
+    if group is not None:
+        return group
+    if not re.search(r"[*?\[]", name):
+        return [canonical(name)]
+    matches = [known for known in list_datasets() if fnmatchcase(known, name.lower())]
+    if not matches:
+        raise ConfigError(f"no data set fits the pattern {name!r}; `lessmore ls datasets` lists all")
+    return matches
+
+
+def _open_direct(name: str) -> Dataset:
+    kind, _, place = name.partition(":") if name.startswith(_DIRECT) else ("yaml", "", name)
+    if not place:
+        raise ConfigError(f"{name!r} names nothing; write {kind}:PATH")
+    if kind == "folder":
+        return folder.read_folder(Path(place))
+    if kind == "manifest":
+        return manifest.read_manifest(Path(place))
+    if kind == "hf":
+        at, _, split = place.partition("@")
+        return hf.read_hf(at, split or None)
+    return userfile.read_user_file(Path(place))
