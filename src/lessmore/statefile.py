@@ -22,7 +22,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
     try:
         write_safetensors(path, tensors, metadata)
     except OSError as error:
-        raise StateError(f"cannot write {path}: {error.strerror}; choose a folder you may write to") from error
+        raise StateError(
+            f"cannot write {path}: {error.strerror}; make room there or choose a folder you may write to"
+        ) from error
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

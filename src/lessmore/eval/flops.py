@@ -3,9 +3,14 @@
 Two accountings, both in multiply-accumulates (MACs; the paper's "GFLOPs" are GMACs):
 
 `paper` follows the tool behind the paper's tables: convolutions, linear layers, the two attention products and five per
-element for a LayerNorm; an anchor counts as one more token of its block; scoring, merging and correction do not count.
+element for a LayerNorm; an anchor counts as one more token of its block; of scoring, merging and correction nothing
+counts but the products of ToMe's matching, and in the table's variant of it a first LayerNorm counts three times, since
+the code behind the table runs it three times.
 `matmul` counts every matrix product this package really runs for the image, and nothing else, so that it can be held
 against torch's own counter.
+
+ATS keeps as many tokens as an image asks for: its schedule is a bound, and so is its cost; what an image really took
+is in its steps, and `plan` counts that.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from lessmore.condense.schedule import Schedule, Stage, schedule
+from lessmore.condense.source import Step
 from lessmore.config import Adaptation, Condensation
 from lessmore.text import TextShape
 from lessmore.vit import BlockShape, ViTShape
@@ -67,18 +73,20 @@ def costs(
     prompts: int = 0,
     accounting: Accounting = "matmul",
     anchored: bool = True,
+    plan: Schedule | None = None,
 ) -> Costs:
     """The cost of one image.
 
     adaptation: None for zero-shot. anchored: whether the reservoir has an anchor to offer (it has, after the first
-    images). text, prompts: the text tower and the number of prompts embedded for the class list.
+    images). text, prompts: the text tower and the number of prompts embedded for the class list. plan: what the blocks
+    did with the tokens, if not what the condensation foresees; see `taken`.
     """
-    plan = schedule(vision.patches, vision.blocks.depth, condensation)
+    plan = plan or schedule(vision.patches, vision.blocks.depth, condensation)
     anchored = anchored and adaptation is not None and condensation.uses_anchor
     passes = list(_passes(vision, plan, anchored))
     last = passes[-1].N_mlp
     if accounting == "paper":
-        parts = _paper_parts(vision, passes, last)
+        parts = _paper_parts(vision, passes, last, condensation)
         per_prompt = 0 if text is None else _paper_text(text)
     else:
         parts = _matmul_parts(vision, passes, last, condensation, adaptation, classes)
@@ -94,13 +102,21 @@ def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]
         N = after
 
 
-def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int) -> dict[str, int]:
+def taken(steps: list[Step], depth: int) -> Schedule:
+    """The schedule of one image as it went, from its steps."""
+    stages = {step.block: step.stage for step in steps}
+    return tuple(stages.get(i) for i in range(depth))
+
+
+def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int, condensation: Condensation) -> dict[str, int]:
     D, hidden, N = vision.blocks.width, vision.blocks.mlp, vision.tokens
+    norm = 15 if condensation.rule == "matching" and condensation.metric == "attention" else 5
     tokens = [p.N + p.anchored for p in passes]
     parts = dict.fromkeys(PARTS, 0)
     parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
-    parts["attention"] = sum(5 * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
+    parts["attention"] = sum(norm * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
     parts["mlp"] = sum(5 * p.N_mlp * D + 2 * p.N_mlp * D * hidden for p in passes)
+    parts["merging"] = sum(_matching(p, condensation) for p in passes)
     parts["head"] = (
         5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
     )
@@ -121,7 +137,7 @@ def _matmul_parts(
     parts["attention"] = sum(_attention(p, condensation) for p in passes)
     parts["mlp"] = sum(2 * p.N_mlp * D * p.block.mlp for p in passes)
     parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
-    parts["merging"] = sum(_merging(p.stage, D) for p in passes if p.stage is not None)
+    parts["merging"] = sum(_merging(p, condensation) for p in passes)
     parts["head"] = _head(vision, last) + classes * vision.embed
     parts["correction"] = 0 if adaptation is None else _correction(vision.blocks, adaptation, classes)
     return parts
@@ -138,12 +154,27 @@ def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: i
     if p.stage is None:
         return 0
     D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
+    if condensation.rule == "matching":
+        return p.N * p.N * D if condensation.metric == "attention" else 0
     rows = int(class_token) + (p.anchored and condensation.rows != "class")
     return rows * keys * D + p.anchored * classes * D
 
 
-def _merging(stage: Stage, D: int) -> int:
-    """Distances between the ambiguous tokens, their weighted means, the fused token."""
+def _matching(p: _Pass, condensation: Condensation) -> int:
+    """Similarities of the tokens at even places and those at odd ones; keys as long as a head, or attention rows."""
+    if p.stage is None or condensation.rule != "matching":
+        return 0
+    length = p.block.width // p.block.heads if condensation.metric == "keys" else p.N
+    return (p.N + 1) // 2 * (p.N // 2) * length
+
+
+def _merging(p: _Pass, condensation: Condensation) -> int:
+    """Distances between the ambiguous tokens, their weighted means, the fused token; or matching and its sums."""
+    if p.stage is None:
+        return 0
+    stage, D = p.stage, p.block.width
+    if condensation.rule == "matching":
+        return _matching(p, condensation) + p.N // 2 * stage.ambiguous * (D + 1)
     merged = stage.ambiguous**2 * D + stage.centres * stage.ambiguous * D if stage.centres else 0
     return merged + stage.fused * stage.pruned * D
 

@@ -1,0 +1,152 @@
+"""Measure methods on data sets, with intervals and provenance; a run that was cut off goes on exactly where it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, new_parser
+from lessmore.condense.registry import list_reducers
+from lessmore.config import list_presets
+from lessmore.data.registry import open_dataset
+from lessmore.errors import ConfigError
+from lessmore.eval.job import open_model
+from lessmore.eval.runner import Summary, run_one
+from lessmore.eval.spec import AXES, PRECISIONS, RunSpec, product
+from lessmore.methods import list_methods
+
+EXAMPLES = """examples:
+  lessmore run --model openai/clip-vit-base-patch16 --dataset eurosat --root data --output runs
+  lessmore run --model my-model --method tca zeroshot --dataset cross_dataset --root data --seed 0 1 2 --output runs
+  lessmore run --model tiny --dataset folder:photos --corruption none fog:3 --R 0.9 0.7 --output runs
+
+Where a list may stand, every combination is one run, in a folder of its own under --output: samples.jsonl with a line
+per image, and summary.json once it is done. The same command again skips what is done and goes on with what was cut
+off, by Ctrl-C or worse. Flags win over the file of --config, which has the same names.
+
+An image that cannot be read is recorded with the reason and skipped; the command then ends with exit code 3, not 0.
+"""
+
+
+class ConfigFile(ActionConfigFile):  # type: ignore[misc]
+    """A YAML file of options, in which a single value may stand where the command line takes several."""
+
+    def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
+        """Read the file; what is wrong with it is wrong usage."""
+        try:
+            wishes = yaml.safe_load(Path(values).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise TypeError(f"{values} cannot be read as YAML: {error}") from error
+        if not isinstance(wishes, dict):
+            raise TypeError(f"{values} holds no options; write lines such as `model: tiny`")
+        given = {k: v for k, v in wishes.items() if v is not None}
+        listed = {k: [v] if k in AXES and not isinstance(v, list) else v for k, v in given.items()}
+        super().__call__(parser, cfg, json.dumps(listed), option_string)
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore run`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("--config", action=ConfigFile, help="a YAML file of these options; flags win over it")
+    for name, (kind, text) in _lists().items():
+        args.add_argument(f"--{name}", type=kind, nargs="+", default=None, help=text)
+    args.add_argument("--options", type=dict[str, Any], default={}, help="fields of preset or method: --options.lam 2")
+    args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
+    args.add_argument(
+        "--limit", type=int | float | None, default=None, help="images, or a fraction of them, in the classes' shares"
+    )
+    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    args.add_argument("--workers", type=int, default=2, help="processes that decode ahead; 0 = none")
+    args.add_argument("--output", type=str, required=True, help="folder of the runs' folders")
+    args.add_argument("--resume", action="store_true", help="go on where runs were cut off; this is the default")
+    args.add_argument("--overwrite", action="store_true", help="start anew instead, also where a run is done")
+    args.add_argument("--cache", type=str | None, default=None, help="folder of the encodings that runs share")
+    args.add_argument("--no-cache", action="store_true", help="encode every image anew")
+    args.add_argument("--quiet", action="store_true", help="no progress, only the results")
+    return args
+
+
+def _lists() -> dict[str, tuple[type, str]]:
+    """The options of which several values may be given."""
+    return {
+        "model": (str, "an embedded model (see lessmore ls models), a hub id, a folder, or open_clip:NAME/TAG"),
+        "dataset": (str, "names, groups or patterns, folder:PATH, manifest:PATH, hf:NAME, or a .yaml file"),
+        "method": (str, ", ".join(list_methods())),
+        "reducer": (str, ", ".join(["auto", *list_reducers()])),
+        "preset": (str, ", ".join(p for p in list_presets() if "/" not in p)),
+        "R": (float, "kept fraction of the tokens; by default the preset's"),
+        "templates": (str, "a template set of the data set or of lessmore, or a text with {}"),
+        "order": (str, "iid, sorted, blocks:50, mixture:contrast:4,fog:3, gradual:fog, cycle"),
+        "corruption": (str, "such as contrast:4, or none"),
+        "seed": (int, "seeds of the order"),
+        "precision": (str, ", ".join(PRECISIONS)),
+    }
+
+
+def run(args: Namespace) -> int:
+    """Do all runs; 0, 3 if some images failed, 130 if interrupted."""
+    _check(args)
+    wishes = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "device", "workers")}
+    specs = product({name: value for name, value in wishes.items() if value is not None})
+    failed = 0
+    with Stop() as stop:
+        for number, summary in enumerate(_summaries(specs, args, stop), start=1):
+            if summary is None:
+                print("lessmore run: interrupted; run the same command to go on", file=sys.stderr)
+                return INTERRUPTED
+            failed += summary["metrics"]["failed"]
+            print(f"{number}/{len(specs)} {line(summary)}", flush=True)
+    return SOME_FAILED if failed else OK
+
+
+def _check(args: Namespace) -> None:
+    if args.no_cache and args.cache is not None:
+        raise ConfigError("--cache and --no-cache exclude each other; give one of them")
+    if args.resume and args.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+
+
+def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[Summary | None]:
+    """What comes of the runs, one after another; None where one was interrupted. Models and data are opened once."""
+    cache: bool | str = False if args.no_cache else args.cache or True
+    for _, same_model in groupby(specs, key=lambda spec: (spec.model, spec.precision)):
+        vlm = None
+        for _, same_data in groupby(same_model, key=lambda spec: spec.dataset):
+            dataset = None
+            for spec in same_data:
+                vlm = vlm or open_model(spec)
+                dataset = dataset or open_dataset(spec.dataset, None if spec.root is None else Path(spec.root))
+                yield run_one(
+                    spec,
+                    args.output,
+                    resume=not args.overwrite,
+                    quiet=args.quiet,
+                    cache=cache,
+                    stop=lambda: stop.asked,
+                    vlm=vlm,
+                    dataset=dataset,
+                )
+
+
+def line(summary: Summary) -> str:
+    """One run in one line."""
+    spec, found = summary["spec"], summary["metrics"]
+    seen = " ".join(part for part in (summary["dataset"]["name"], spec["corruption"], spec["order"]) if part)
+    title = f"{seen} seed {spec['seed']}: {Path(spec['model']).name} {spec['method']}+{spec['reducer']} R={spec['R']:g}"
+    if not found["n"]:
+        return f"{title}: none of the {found['failed']} images could be read"
+    accuracy, plain, gain, low, high = (
+        100 * value for value in (found["accuracy"], found["zero_shot_accuracy"], found["gain"], *found["gain_ci"])
+    )
+    failed = f", {found['failed']} images failed" if found["failed"] else ""
+    return (
+        f"{title}: {accuracy:.2f} % of {found['n']}, zero-shot {plain:.2f} %, "
+        f"gain {gain:+.2f} [{low:+.2f}, {high:+.2f}] points{failed}"
+    )

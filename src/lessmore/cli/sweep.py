@@ -1,0 +1,111 @@
+"""Do all runs of a grid file, in processes of this machine or on a Ray cluster; what is done is skipped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
+from lessmore.cli.run import line
+from lessmore.errors import ConfigError
+from lessmore.eval.spec import RunSpec
+from lessmore.eval.sweep import Done, Grid, read_grid
+from lessmore.eval.sweep_local import run_locally
+from lessmore.eval.sweep_ray import run_on_ray
+
+EXAMPLES = """examples:
+  lessmore sweep grid.yaml --dry-run
+  lessmore sweep grid.yaml --output results --processes 2
+  lessmore sweep grid.yaml --output results --ray auto
+
+A grid file holds the options of lessmore run; lists give every combination:
+
+  grid:
+    model: tiny
+    dataset: [eurosat, dtd]
+    method: [zeroshot, tca]
+    seed: [0, 1, 2]
+    root: data
+  exclude:
+    - {method: zeroshot, seed: [1, 2]}
+  cpus: 2
+  gpus: 0.5
+
+grid may be a list of such mappings; a run is left out if it agrees with all of an entry below exclude; cpus are the
+threads of each run (1), gpus its share of GPUs on Ray (0). With --ray, all nodes must see output, data and models under
+the same paths; auto is the cluster this machine belongs to, local a short-lived one of this machine alone.
+
+The same command again skips what is done and goes on with what was cut off. If some runs or images fail, the others are
+done all the same, and the command ends with exit code 3 instead of 0.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore sweep`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("grid", type=str, help="the grid file")
+    args.add_argument("--output", type=str, default="results", help="folder of the runs' folders")
+    args.add_argument("--processes", type=int | None, default=None, help="runs at a time; by default what cpus allow")
+    args.add_argument("--ray", type=str | None, default=None, help="auto, local, or the address of a Ray cluster")
+    args.add_argument("--dry-run", action="store_true", help="only list the runs")
+    args.add_argument("--quiet", action="store_true", help="no progress, only failures")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Do the runs; 0, 3 if something failed, 130 if interrupted."""
+    grid = read_grid(Path(args.grid))
+    if args.dry_run:
+        print("\n".join(describe(spec) for spec in grid.specs))
+        return OK
+    failed: list[Done] = []
+    try:
+        with closing(_executor(grid, args)) as results:
+            _follow(results, len(grid.specs), failed, args.quiet)
+    except KeyboardInterrupt:
+        print("lessmore sweep: interrupted; run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+    if failed:
+        print(f"lessmore sweep: {len(failed)} of {len(grid.specs)} runs failed", file=sys.stderr)
+    return SOME_FAILED if failed else OK
+
+
+def describe(spec: RunSpec) -> str:
+    """A run in one line: data set, model, method, and whatever differs from the usual."""
+    plain = RunSpec(model=spec.model, dataset=spec.dataset, method=spec.method, root=spec.root, workers=spec.workers)
+    changed = [f.name for f in fields(spec) if getattr(spec, f.name) != getattr(plain, f.name)]
+    return " ".join([spec.dataset, spec.model, spec.method, *(f"{name}={getattr(spec, name)}" for name in changed)])
+
+
+def _executor(grid: Grid, args: Namespace) -> Any:
+    if args.processes is not None and args.processes < 1:
+        raise ConfigError(f"--processes must be 1 or more, not {args.processes}")
+    if args.ray is not None:
+        if args.processes is not None:
+            raise ConfigError("--processes and --ray exclude each other; a cluster runs what cpus and gpus allow")
+        return run_on_ray(grid.specs, Path(args.output), args.ray, grid.cpus, grid.gpus)
+    processes = args.processes or max(1, (os.cpu_count() or 1) // grid.cpus)
+    return run_locally(grid.specs, Path(args.output), processes, grid.cpus)
+
+
+def _follow(results: Iterator[Done], total: int, failed: list[Done], quiet: bool) -> None:
+    """Show what comes in; a bar where there is a terminal, a line per run in any case."""
+    with tqdm(total=total, unit="run", disable=quiet or None) as bar:
+        for number, done in enumerate(results, start=1):
+            images = 0 if done.summary is None else done.summary["metrics"]["failed"]
+            if done.error or images:
+                failed.append(done)
+                why = done.error or f"{images} images could not be read"
+                bar.write(f"lessmore sweep: {describe(done.spec)}: {' '.join(why.split())}", file=sys.stderr)
+            if done.summary is not None and not quiet:
+                bar.write(f"{number}/{total} {line(done.summary)}")
+            bar.set_postfix(failed=len(failed), refresh=False)
+            bar.update()

@@ -1,0 +1,106 @@
+"""Numbers from the rows of samples.jsonl; the same rows always give the same numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lessmore.errors import ConfigError
+
+Row = Mapping[str, Any]
+Hits = NDArray[np.bool_]
+
+DRAWS = 10_000
+BINS = 15
+WINDOWS = 20
+
+
+def metrics(rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything a summary says about a run's answers; `None` stands for what cannot be known without any."""
+    answered = [row for row in rows if "error" not in row]
+    right = np.array([row["prediction"] == row["label"] for row in answered], dtype=bool)
+    plain = np.array([row["zero_shot"] == row["label"] for row in answered], dtype=bool)
+    n = len(answered)
+    return {
+        "n": n,
+        "failed": len(rows) - n,
+        **accuracies(right, plain),
+        "mcnemar_p": mcnemar(right, plain) if n else None,
+        "ece": calibration_error([row["probability"] for row in answered], right) if n else None,
+        "zero_shot_ece": calibration_error([row["zero_shot_probability"] for row in answered], plain) if n else None,
+        "changed": sum(row["changed"] for row in answered),
+        "refused": sum(row["refused"] for row in answered),
+        "over_time": over_time(right, plain),
+        "domains": _domains(answered, right, plain),
+        "tokens_kept": float(np.mean([row["tokens"] for row in answered])) if n else None,
+    }
+
+
+def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
+    """Accuracy of the method and of matched zero-shot, and the paired gain, with 95 % bootstrap intervals.
+
+    Drawing images with replacement is drawing how many of each of the four pairs of outcomes there are, so the
+    multinomial distribution gives the resamples themselves, whatever the number of images.
+    """
+    names = ("accuracy", "zero_shot_accuracy", "gain")
+    intervals = ("accuracy_ci", "zero_shot_ci", "gain_ci")
+    n = len(right)
+    if not n:
+        return dict.fromkeys((*names, *intervals))
+    cells = np.array([(right & plain).sum(), (right & ~plain).sum(), (~right & plain).sum(), (~right & ~plain).sum()])
+    draws = np.random.default_rng(0).multinomial(n, cells / n, size=DRAWS)
+    weights = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, -1, 0]])
+    values = (weights @ cells) / n
+    bounds = np.quantile((draws @ weights.T) / n, (0.025, 0.975), axis=0).T
+    return dict(zip((*names, *intervals), [*map(float, values), *bounds.tolist()], strict=True))
+
+
+def mcnemar(right: Hits, plain: Hits) -> float:
+    """Exact two-sided p of as uneven a split of the images on which the two differ, if they were equally good."""
+    from scipy.stats import binomtest
+
+    wins, losses = int((right & ~plain).sum()), int((~right & plain).sum())
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def calibration_error(confidence: Sequence[float], right: Hits) -> float:
+    """Expected calibration error over 15 bins: how far confidence [n] and accuracy lie apart on average."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    # Of the probabilities only the answer's own counts: class 0 is the answer, the label is 0 where it was right.
+    pairs = torch.tensor([[p, 0.0] for p in confidence], dtype=torch.float64)
+    target = torch.from_numpy((~right).astype(np.int64))
+    return float(multiclass_calibration_error(pairs, target, num_classes=2, n_bins=BINS, norm="l1"))
+
+
+def over_time(right: Hits, plain: Hits) -> list[dict[str, float]]:
+    """Accuracy within up to 20 equal parts of the stream, in its order; `seen`: images up to the end of the part."""
+    ends = np.linspace(0, len(right), min(WINDOWS, len(right)) + 1).round().astype(int)
+    return [{"seen": int(end), **_plain_accuracy(right[start:end], plain[start:end])} for start, end in pairwise(ends)]
+
+
+def _domains(rows: Sequence[Row], right: Hits, plain: Hits) -> dict[str, dict[str, float]]:
+    """Accuracy by domain, for streams of more than one."""
+    domain = np.array([row["domain"] for row in rows], dtype=object)
+    names = list(dict.fromkeys(domain.tolist()))
+    if len(names) < 2:
+        return {}
+    at = {name: domain == name for name in names}
+    return {name: {"n": int(here.sum()), **_plain_accuracy(right[here], plain[here])} for name, here in at.items()}
+
+
+def _plain_accuracy(right: Hits, plain: Hits) -> dict[str, float]:
+    return {"accuracy": float(right.mean()), "zero_shot_accuracy": float(plain.mean())}
+
+
+def require() -> None:
+    """Refuse to start a run whose summary could not be made in the end; imports nothing, which would take seconds."""
+    for package in ("scipy", "torchmetrics"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"a run needs {package}; install it with: pip install 'lessmore[metrics]'")

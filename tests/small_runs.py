@@ -1,0 +1,38 @@
+"""Runs that take a moment: a folder of drawn images, sorted by class, and the files that a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lessmore.assets import shifts, world
+from lessmore.report.tokens import as_picture
+
+CLASSES = world.test_classes(6, seed=3)
+NAMES = world.class_names(CLASSES)
+
+
+def draw_folder(folder: Path, images: int, seed: int = 5) -> Path:
+    """Images before backgrounds the model has not seen, in a sub-folder per class."""
+    scene = world.sample(images, seed, CLASSES)
+    pixels, _ = shifts.draw_shifted(scene, "background", 5)
+    for name in NAMES:
+        (folder / name.replace(" ", "_")).mkdir(parents=True, exist_ok=True)
+    for i, (image, label) in enumerate(zip(pixels, scene.index.tolist(), strict=True)):
+        path = folder / NAMES[label].replace(" ", "_") / f"{i:03}.png"
+        as_picture(image).save(path)
+    return folder
+
+
+def only_run(output: Path) -> Path:
+    """The one run's folder."""
+    (header,) = output.glob("*/spec.json")
+    return header.parent
+
+
+def results(output: Path) -> tuple[bytes, str]:
+    """What must not depend on how a run came about: the bytes of its samples and the metrics of its summary."""
+    folder = only_run(output)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return (folder / "samples.jsonl").read_bytes(), json.dumps(summary["metrics"])
