@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from lessmore.errors import ConfigError, unknown
 
-Counts = Literal["table", "rate", "exact", "keep"]
+Rule = Literal["coreset", "matching", "sampling"]
+Counts = Literal["table", "rate", "exact", "keep", "merge", "even"]
+Metric = Literal["keys", "attention"]
 Merge = Literal["mean", "inverse_distance"]
 Pruned = Literal["fuse", "drop"]
 Score = Literal["rank", "mean"]
@@ -26,6 +28,12 @@ Over = Literal["mean", "sum"]
 Domain = Literal["logits", "probabilities"]
 LayerWeights = Literal["linspace", "index"]
 Order = Literal["predict_first", "update_first"]
+
+_COUNTS: dict[Rule, tuple[Counts, ...]] = {
+    "coreset": ("table", "rate", "exact", "keep"),
+    "matching": ("merge", "even"),
+    "sampling": ("keep",),
+}
 
 
 def _require(condition: bool, message: str) -> None:
@@ -48,12 +56,22 @@ class Condensation:
     R: float = 0.9
     """Fraction of the patch tokens that survives each condensing block; 1 condenses nothing."""
     layers: tuple[int, ...] = (3, 6, 9)
-    """Blocks that condense, counted from 0."""
+    """Blocks that condense, counted from 0; with counts=`even` all do, and these say what R is worth."""
+    rule: Rule = "coreset"
+    """`coreset`: prune, and merge around centres (TCA, EViT); `matching`: merge the most similar pairs (ToMe);
+    `sampling`: keep what inverse transform sampling hits, a number that depends on the image (ATS)."""
     counts: Counts = "table"
     """`table`: R to the released code's rate by interpolation; `rate`: that rate given; `exact`: floor(R·n) tokens
-    leave the block; `keep`: ceil(R·n) are kept as they are (EViT)."""
+    leave the block; `keep`: ceil(R·n) are kept as they are (EViT; for ATS, at most). For matching, `merge`:
+    floor((1 − R)(n + 1)) tokens are merged away; `even`: equally many, `r`, in every block."""
     rate: float | None = None
     """The released code's drop rate, about (1 − R)/3; only with counts=`rate`."""
+    r: int | None = None
+    """With counts=`even`: tokens merged away in each block, instead of what R comes to."""
+    metric: Metric = "keys"
+    """What matching compares: keys averaged over heads (ToMe), or rows of the attention averaged over heads."""
+    proportional: bool = True
+    """Matching: a token merged from s others counts s times as a key and in the pooling."""
     merge_prune: tuple[int, int] = (2, 1)
     """Merged against pruned tokens, as parts."""
     K: int = 2
@@ -84,11 +102,19 @@ class Condensation:
         _require(parts[0] == 0 or self.K > 0, "K=0 leaves nothing to merge into; set merge_prune=(0, 1) with it")
         _require((self.counts == "rate") == (self.rate is not None), "rate goes with counts='rate', and only with it")
         _require(self.rate is None or 0 <= self.rate < 1, f"rate must lie in [0, 1), not {self.rate}")
+        _require(self.r is None or self.r >= 1, f"r must be at least 1, not {self.r}; R=1 merges nothing")
+        _require(self.counts in _COUNTS[self.rule], f"rule={self.rule!r} counts by {' or '.join(_COUNTS[self.rule])}")
+        _require(self.rule == "coreset" or not self.uses_anchor, "only rule='coreset' looks at anchors")
+        _require(self.rule == "matching" or self.proportional, "proportional=False goes with rule='matching'")
+        _require(
+            self.rule != "matching" or self.summary == "mean",
+            "summary='attn_pool' weighs by attention received, which rule='matching' does not compute; use 'mean'",
+        )
 
     @property
     def active(self) -> bool:
         """False where no block would condense anything."""
-        return bool(self.layers) and (self.rate != 0 if self.counts == "rate" else self.R < 1)
+        return bool(self.layers) and (self.rate != 0 if self.counts == "rate" else self.R < 1 or self.r is not None)
 
     @property
     def uses_anchor(self) -> bool:

@@ -23,10 +23,10 @@ def layer_weights(L: int, beta: float, rule: LayerWeights, like: Tensor) -> Tens
 def affinities(tokens: Tensor, stored: Tensor, weights: Tensor) -> Tensor:
     """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] and entries [C, M, L, D] → [C, M]."""
     unit = F.normalize(tokens.to(weights.dtype), dim=-1) * weights[:, None]
-    entries = stored.to(weights.dtype).flatten(0, 1).transpose(0, 1)  # [L, C·M, D]
-    dots = (entries @ unit.unsqueeze(-1)).squeeze(-1)
+    entries = stored.to(weights.dtype).flatten(0, 1)  # [C·M, L, D]
+    dots = (unit.unsqueeze(1) @ entries.permute(1, 2, 0)).squeeze(1)  # rows times matrices: far faster on CPUs
     norms = torch.linalg.vector_norm(entries, dim=-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return (dots / norms).sum(dim=0).view(stored.shape[:2])
+    return (dots.T / norms).sum(dim=1).view(stored.shape[:2])
 
 
 def token_scores(tokens: Tensor, weights: Tensor, state: Reservoir, own: Tensor, config: Adaptation) -> Tensor:
@@ -34,11 +34,15 @@ def token_scores(tokens: Tensor, weights: Tensor, state: Reservoir, own: Tensor,
 
     weights: `layer_weights`, [L]. own: number of the sample in the stream, [], whose entry `exclude_own` leaves out.
     """
-    affinity = affinities(tokens, state.anchors, weights)
-    score = torch.exp(-config.sharpness * (1 - affinity)) if config.kernel == "exp" else affinity
     counted = (state.ids >= 0) & (state.ids != own) if config.exclude_own else state.ids >= 0
-    total = (score * counted).sum(dim=1)
-    return total if config.over == "sum" else total / counted.sum(dim=1).clamp_min(1)
+    return class_scores(affinities(tokens, state.anchors, weights), counted, config)
+
+
+def class_scores(affinity: Tensor, counted: Tensor, config: Adaptation) -> Tensor:
+    """Affinities of entries [..., C, M] through the kernel and over the entries that count (bool) → [..., C]."""
+    score = torch.exp(-config.sharpness * (1 - affinity)) if config.kernel == "exp" else affinity
+    total = (score * counted).sum(dim=-1)
+    return total if config.over == "sum" else total / counted.sum(dim=-1).clamp_min(1)
 
 
 def correct(logits: Tensor, scores: Tensor, config: Adaptation) -> Tensor:

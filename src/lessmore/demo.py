@@ -244,7 +244,7 @@ class Race:
         truth = fork.classes[self.labels[i]]
         panels = [Panel(tokens.data_uri(seen), "original", f"{truth}, {self.job.title}")]
         if prediction.trace is not None:
-            panels += _panels(seen, prediction.trace, tokens.tokens_left(fork))
+            panels += _panels(seen, prediction.trace)
         return Exhibit(verdict, self.job.title, truth, _answer(before), _answer(prediction), panels)
 
 
@@ -271,9 +271,9 @@ def kind(label: np.int64, before: np.int64, after: np.int64) -> str:
     return "fixed" if after == label else "wrong"
 
 
-def _panels(seen: Image.Image, trace: SourceMap, left: list[int]) -> Iterator[Panel]:
+def _panels(seen: Image.Image, trace: SourceMap) -> Iterator[Panel]:
     fates = trace.fate[0]
     for s, picture in enumerate(tokens.panels(seen, trace, side=seen.width)):
         kept, merged, pruned = (int((fates[s] == fate).sum()) for fate in range(3))
         alt = f"after block {trace.blocks[s]}: {kept} patches kept, {merged} merged, {pruned} pruned here"
-        yield Panel(tokens.data_uri(picture), f"block {trace.blocks[s]}: {left[s]} tokens", alt)
+        yield Panel(tokens.data_uri(picture), f"block {trace.blocks[s]}: {int(trace.left[0, s])} tokens", alt)

@@ -12,23 +12,26 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from lessmore.condense.ats import sample, significance
 from lessmore.condense.coreset import Condensed, condense
 from lessmore.condense.schedule import Stage, schedule
 from lessmore.condense.source import Step
+from lessmore.condense.tome import merge_pairs
 from lessmore.config import Condensation
 from lessmore.scoring import (
     Anchor,
-    Anchors,
+    Guide,
     attention_rows,
     blend_rows,
     head_mean,
     key_bias,
+    mean_row,
     nearest_anchor,
     token_order,
 )
-from lessmore.vit import Block, ViT
+from lessmore.vit import Block, ViT, size_bias, weighted_mean
 
 PLAIN = Condensation(R=1.0)
 """Condenses nothing."""
@@ -54,56 +57,131 @@ class Attended(NamedTuple):
     """Per head, the attention each patch receives from the class token or, without one, on average: [B, H, n]."""
     scores: Tensor
     """The same with the anchor's row mixed in where that is asked for: [B, H, n]."""
+    values: Tensor
+    """Of the patches, [B, H, n, d]."""
 
 
-def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: Anchors | None = None) -> Encoded:
+class Passed(NamedTuple):
+    """A batch behind a block."""
+
+    x: Tensor
+    """Residual stream, [B, N, D]."""
+    token: Tensor
+    """Summary token, [B, D]."""
+    size: Tensor | None = None
+    """How many patches each token stands for, [B, N]: 0 where it only fills up the batch; None where all count as 1."""
+    condensed: Condensed | None = None
+
+
+class Begun(NamedTuple):
+    """A batch on the threshold of the first condensing block; what lies behind it depends on no anchor."""
+
+    x: Tensor
+    """Residual stream, [B, N, D]."""
+    summaries: list[Tensor]
+    """Summary token after every block so far, each [B, D]."""
+
+
+def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: Guide | None = None) -> Encoded:
     """Images [B, 3, H, W] → feature and summary tokens, condensing on the way; anchors guide it where given."""
-    class_token = vit.shape.class_token
+    return resume(vit, begin(vit, pixels, config), config, anchors)
+
+
+def begin(vit: ViT, pixels: Tensor, config: Condensation) -> Begun:
+    """The blocks before the first that condenses."""
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
-    weighted = not class_token and config.summary == "attn_pool"
     x = vit.embed(pixels)
     summaries: list[Tensor] = []
-    steps: list[Step] = []
-    for i, (block, stage) in enumerate(zip(vit.blocks, plan, strict=True)):
-        assert isinstance(block, Block)
-        if stage is None and not weighted:
-            x = block(x)
-            summaries.append(summary(x, class_token))
-            continue
-        anchor = None
-        if stage is not None and anchors is not None and config.uses_anchor and i > 0:
-            anchor = nearest_anchor(summaries[-1], anchors, i - 1)
-        x, received, scores = attend(block, x, class_token, config, anchor)
-        weight = head_mean(received) if weighted else None
+    for block, stage in zip(vit.blocks, plan, strict=True):
         if stage is not None:
-            x, target = condense_patches(x, scores, class_token, stage, config)
-            weight = None if weight is None else carry(weight, target, stage)
-            steps.append(Step(i, stage, target, None if anchor is None else anchor.label))
-        x = block.add_mlp(x)
-        summaries.append(summary(x, class_token, weight))
-    feature = vit.pool(x)
+            break
+        x, token, *_ = pass_block(block, x, vit.shape.class_token, config)
+        summaries.append(token)
+    return Begun(x, summaries)
+
+
+def resume(vit: ViT, begun: Begun, config: Condensation, anchors: Guide | None = None) -> Encoded:
+    """The blocks from the first that condenses on; may be repeated with other anchors."""
+    plan = schedule(vit.shape.patches, len(vit.blocks), config)
+    x, size, summaries = begun.x, None, list(begun.summaries)
+    steps: list[Step] = []
+    for i in range(len(summaries), len(plan)):
+        stage, anchor = plan[i], None
+        if stage is not None and anchors is not None and config.uses_anchor and i > 0:
+            anchor = nearest_anchor(summaries[-1], anchors.at(i - 1, summaries[-1]))
+        x, token, size, done = pass_block(vit.blocks[i], x, vit.shape.class_token, config, size, stage, anchor)
+        summaries.append(token)
+        if done is not None:
+            steps.append(Step(i, done.stage, done.target, None if anchor is None else anchor.label))
+    feature = vit.pool(x, seen(size, config))
     wide = feature.to(torch.promote_types(feature.dtype, torch.float32))
     return Encoded(F.normalize(wide, dim=-1), torch.stack(summaries, dim=1), steps)
 
 
+def seen(size: Tensor | None, config: Condensation) -> Tensor | None:
+    """The sizes as attention and pooling see them."""
+    return size if config.proportional else None
+
+
+def pass_block(
+    block: nn.Module,
+    x: Tensor,
+    class_token: bool,
+    config: Condensation,
+    size: Tensor | None = None,
+    stage: Stage | None = None,
+    anchor: Anchor | None = None,
+) -> Passed:
+    """Tokens [B, N, D] of sizes [B, N] through one block, condensed on the way where there is a stage."""
+    assert isinstance(block, Block)
+    weighted = not class_token and config.summary == "attn_pool"
+    if stage is None and not weighted:
+        x = block(x, bias=size_bias(seen(size, config), x.dtype))
+        return Passed(x, summary(x, class_token, seen(size, config)), size)
+    if stage is not None and config.rule == "matching":
+        x, metric = attend_metric(block, x, config, seen(size, config))
+        done: Condensed | None = merge_pairs(x, metric, size, stage, class_token)
+        weight = None
+    else:
+        attended = attend(block, x, class_token, config, anchor, size)
+        x, weight = attended.x, head_mean(attended.received) if weighted else None
+        done = None if stage is None else condense_patches(attended, class_token, size, stage, config)
+    if done is not None:
+        x, size = done.tokens, done.size
+        weight = None if weight is None else carry(weight, done)
+    x = block.add_mlp(x)
+    return Passed(x, summary(x, class_token, seen(size, config) if weight is None else weight), size, done)
+
+
 def summary(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
     """The block's summary [B, D] of tokens [B, N, D]: the class token, or the (weighted, [B, N]) mean of all."""
-    if class_token:
-        return x[:, 0]
-    if weight is None:
-        return x.mean(dim=1)
-    weight = weight / weight.sum(dim=1, keepdim=True)
-    return (weight.to(x.dtype).unsqueeze(1) @ x).squeeze(1)
+    return x[:, 0] if class_token else weighted_mean(x, weight)
 
 
-def attend(block: Block, x: Tensor, class_token: bool, config: Condensation, anchor: Anchor | None) -> Attended:
+def attend_metric(block: Block, x: Tensor, config: Condensation, size: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The attention half of a block on x [B, N, D], and what matching compares its tokens by: [B, N, d or N]."""
+    q, k, v = block.attn.project(block.norm1(x))
+    bias = size_bias(size, q.dtype)
+    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    metric = k if config.metric == "keys" else attention_rows(q, k, bias)
+    return block.add_attention(x, block.attn.combine(heads)), metric.mean(dim=1)
+
+
+def attend(
+    block: Block,
+    x: Tensor,
+    class_token: bool,
+    config: Condensation,
+    anchor: Anchor | None,
+    size: Tensor | None,
+) -> Attended:
     """The attention half of a block on x [B, N, D], with the scores of its patches (domain-aware token evaluation).
 
     The anchor passes the block's norm like a token; with `anchor_kv` its key and value join for all queries. It gives
     no output of its own.
     """
     q, k, v = block.attn.project(block.norm1(x if anchor is None else torch.cat([anchor.token, x], dim=1)))
-    bias, own = None, q
+    bias, own = size_bias(size, q.dtype), q
     if anchor is not None:
         own = q[:, :, 1:]
         if config.anchor_kv:
@@ -117,24 +195,28 @@ def attend(block: Block, x: Tensor, class_token: bool, config: Condensation, anc
     else:
         full = attention_rows(own, k, bias)
         heads = full.to(v.dtype) @ v
-        received = full.mean(dim=2)[..., patches]
+        received = mean_row(full, size)[..., patches]
     scores = received
     if anchor is not None and config.rows != "class":
         anchored = attention_rows(q[:, :, :1], k, bias)[:, :, 0, patches]
         scores = blend_rows(config.rows, received, anchored, anchor.present)
-    return Attended(block.add_attention(x, block.attn.combine(heads)), received, scores)
+    return Attended(block.add_attention(x, block.attn.combine(heads)), received, scores, v[:, :, patches])
 
 
-def condense_patches(x: Tensor, scores: Tensor, class_token: bool, stage: Stage, config: Condensation) -> Condensed:
-    """Condense the patches of x [B, N, D] by their per-head scores [B, H, n]; the class token is never touched."""
-    first = int(class_token)
+def condense_patches(
+    attended: Attended, class_token: bool, size: Tensor | None, stage: Stage, config: Condensation
+) -> Condensed:
+    """Condense the patches by their scores; the class token is never touched."""
+    x, first, scores = attended.x, int(class_token), attended.scores
+    if config.rule == "sampling":
+        return sample(x, significance(scores, attended.values), size, stage)
     order, attention = token_order(scores, config.score), head_mean(scores)
     condensed = condense(x[:, first:], order, attention, stage, config)
     return condensed._replace(tokens=torch.cat([x[:, :first], condensed.tokens], dim=1))
 
 
-def carry(weight: Tensor, target: Tensor, stage: Stage) -> Tensor:
+def carry(weight: Tensor, done: Condensed) -> Tensor:
     """Weights [B, n] of the patches that came in, added up over the tokens [B, out] they went into."""
-    dropped = target < 0
-    out = weight.new_zeros(len(weight), stage.out)
-    return out.scatter_add_(1, target.clamp_min(0), weight.masked_fill(dropped, 0))
+    dropped = done.target < 0
+    out = weight.new_zeros(len(weight), done.stage.out)
+    return out.scatter_add_(1, done.target.clamp_min(0), weight.masked_fill(dropped, 0))

@@ -79,9 +79,9 @@ def ready_anchors(state: Reservoir, ready: Ready) -> Anchors:
 
 
 def reliability(logits: Tensor, key: Key) -> Tensor:
-    """H of a sample from its zero-shot logits [C]: Σ −p log p, or the predicted class's term alone. In nats, []."""
+    """H of samples from zero-shot logits [..., C]: Σ −p log p, or the predicted class's term alone. In nats, [...]."""
     terms = torch.special.entr(logits.softmax(dim=-1))
-    return terms.sum(dim=-1) if key == "entropy" else terms[logits.argmax(dim=-1)]
+    return terms.sum(dim=-1) if key == "entropy" else terms.gather(-1, logits.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,39 @@ from torch import Tensor
 from lessmore.config import Rows, Score
 
 
+class Candidates(NamedTuple):
+    """The class anchors that a block may choose from."""
+
+    means: Tensor
+    """[C, D]; with `rows`, [A, D] for any number A of them."""
+    ready: Tensor
+    """Which classes may serve, [C] bool, or [B, C] for each image of a batch."""
+    rows: Tensor | None = None
+    """[B, C] int64, where images see different reservoirs: the row of `means` that stands for each class."""
+
+    def tokens(self, label: Tensor) -> Tensor:
+        """The anchor of one class for each image, [B] → [B, D]."""
+        return self.means[label if self.rows is None else self.rows.gather(1, label.unsqueeze(1)).squeeze(1)]
+
+
+class Guide(Protocol):
+    """What the encoder sees of a reservoir."""
+
+    def at(self, layer: int, summary: Tensor) -> Candidates:
+        """The class anchors after block `layer`, which the batch has just left with summary tokens [B, D]."""
+
+
 class Anchors(NamedTuple):
-    """What the encoder sees of a reservoir: class means [C, L, D] and which classes may serve, [C] bool."""
+    """A reservoir as it stands: class means [C, L, D] and which classes may serve, [C] bool."""
 
     means: Tensor
     ready: Tensor
+    rows: Tensor | None = None
+    """As in `Candidates`."""
+
+    def at(self, layer: int, summary: Tensor) -> Candidates:
+        """The same for all batches."""
+        return Candidates(self.means[:, layer], self.ready, self.rows)
 
 
 class Anchor(NamedTuple):
@@ -32,17 +60,20 @@ class Anchor(NamedTuple):
         return self.label >= 0
 
 
-def nearest_anchor(summary: Tensor, anchors: Anchors, layer: int) -> Anchor:
-    """c* = argmax_c cos(v, A_c^layer) over the ready classes; ties go to the lowest class.
-
-    summary: [B, D], the summary token that left block `layer`.
-    """
-    means = anchors.means[:, layer]
+def anchor_cosines(summary: Tensor, anchors: Candidates) -> Tensor:
+    """cos(v, A_c) of summary tokens [B, D] and class anchors, −∞ for classes that are not ready: [B, C]."""
     wide = torch.promote_types(summary.dtype, torch.float32)
-    cosine = F.normalize(summary.to(wide), dim=-1) @ F.normalize(means.to(wide), dim=-1).T
-    index = cosine.masked_fill(~anchors.ready, -torch.inf).argmax(dim=-1)
-    token = means[index].unsqueeze(1).to(summary.dtype)
-    return Anchor(token, torch.where(anchors.ready.any(), index, -1))
+    cosine = F.normalize(summary.to(wide), dim=-1) @ F.normalize(anchors.means.to(wide), dim=-1).T
+    if anchors.rows is not None:
+        cosine = cosine.gather(1, anchors.rows)
+    return cosine.masked_fill(~anchors.ready, -torch.inf)
+
+
+def nearest_anchor(summary: Tensor, anchors: Candidates) -> Anchor:
+    """c* = argmax_c cos(v, A_c) over the ready classes, for summary tokens [B, D]; ties go to the lowest class."""
+    index = anchor_cosines(summary, anchors).argmax(dim=-1)
+    token = anchors.tokens(index).unsqueeze(1).to(summary.dtype)
+    return Anchor(token, torch.where(anchors.ready.any(dim=-1), index, -1))
 
 
 def key_bias(anchor: Anchor, keys: int, dtype: torch.dtype) -> Tensor:
@@ -59,6 +90,14 @@ def attention_rows(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     logits = (q @ k.transpose(-2, -1)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
     return (logits if bias is None else logits + bias).softmax(dim=-1)
+
+
+def mean_row(rows: Tensor, size: Tensor | None = None) -> Tensor:
+    """Attention rows of all queries [B, H, N, n] averaged → [B, H, n]; a query counts by its size [B, N]."""
+    if size is None:
+        return rows.mean(dim=2)
+    share = size / size.sum(dim=1, keepdim=True)
+    return (share.to(rows.dtype)[:, None, None] @ rows).squeeze(2)
 
 
 def blend_rows(rows: Rows, summary: Tensor, anchored: Tensor, present: Tensor) -> Tensor:

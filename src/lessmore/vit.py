@@ -97,10 +97,10 @@ class Attention(nn.Module):
         """Per-head results [B, H, N, d] → [B, N, D] through the output projection."""
         return self.out(heads.transpose(1, 2).flatten(2))
 
-    def forward(self, x: Tensor, causal: bool = False) -> Tensor:
-        """Plain self-attention in the fused kernel, [B, N, D] → [B, N, D]."""
+    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+        """Plain self-attention in the fused kernel, [B, N, D] → [B, N, D]; bias [B, 1, 1, N] is added to the keys."""
         q, k, v = self.project(x)
-        return self.combine(F.scaled_dot_product_attention(q, k, v, is_causal=causal))
+        return self.combine(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal))
 
 
 class Mlp(nn.Module):
@@ -138,9 +138,22 @@ class Block(nn.Module):
         y = self.mlp(self.norm2(x))
         return x + (y if self.scale2 is None else y * self.scale2)
 
-    def forward(self, x: Tensor, causal: bool = False) -> Tensor:
-        """The whole block, [B, N, D] → [B, N, D]."""
-        return self.add_mlp(self.add_attention(x, self.attn(self.norm1(x), causal)))
+    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+        """The whole block, [B, N, D] → [B, N, D]; causal and bias as in the attention."""
+        return self.add_mlp(self.add_attention(x, self.attn(self.norm1(x), causal, bias)))
+
+
+def size_bias(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Attention bias [B, 1, 1, N] under which a token of size s counts as s keys, and one of size 0 as none."""
+    return None if size is None else size.log().to(dtype)[:, None, None]
+
+
+def weighted_mean(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over tokens [B, N, D] → [B, D], weighted by [B, N] where given."""
+    if weight is None:
+        return x.mean(dim=1)
+    weight = weight / weight.sum(dim=1, keepdim=True)
+    return (weight.to(x.dtype).unsqueeze(1) @ x).squeeze(1)
 
 
 class MapPool(nn.Module):
@@ -157,12 +170,13 @@ class MapPool(nn.Module):
         self.norm = nn.LayerNorm(D, eps=shape.eps)
         self.mlp = Mlp(D, shape.mlp, shape.activation)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool the tokens present, however many there are."""
+    def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
+        """Pool the tokens present, however many there are; size [B, N] says how many each stands for."""
         B, N, D = x.shape
         q = self.q(self.probe).view(1, self.heads, 1, -1).expand(B, -1, -1, -1)
         k, v = self.kv(x).view(B, N, 2, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        y = self.out(F.scaled_dot_product_attention(q, k, v).flatten(1))
+        bias = size_bias(size, q.dtype)
+        y = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).flatten(1))
         return y + self.mlp(self.norm(y))
 
 
@@ -189,16 +203,17 @@ class ViT(nn.Module):
             x = torch.cat([self.class_embed.expand(len(x), 1, -1), x], dim=1)
         return self.norm_pre(x + self.positions)
 
-    def pool(self, x: Tensor) -> Tensor:
-        """Tokens [B, N, D] after the last block → feature [B, E], not normalised."""
+    def pool(self, x: Tensor, size: Tensor | None = None) -> Tensor:
+        """Tokens [B, N, D] after the last block → feature [B, E], not normalised; size as in `MapPool`."""
         if self.shape.norm_then_pool:
             x = self.norm_post(x)
         if self.map_pool is not None:
-            x = self.map_pool(x)
+            x = self.map_pool(x, size)
         elif self.shape.pool == "class":
             x = x[:, 0]
         else:
-            x = x[:, int(self.shape.class_token) :].mean(dim=1)
+            first = int(self.shape.class_token)
+            x = weighted_mean(x[:, first:], None if size is None else size[:, first:])
         if not self.shape.norm_then_pool:
             x = self.norm_post(x)
         return self.projection(x)

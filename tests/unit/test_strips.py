@@ -30,6 +30,7 @@ TRACE = SourceMap(
     ),
     token=torch.tensor([[[-1, 4, 4, 5, 5, 0, 1, 2, 3], [-1, 0, 0, 1, 1, -1, 1, 2, 2]]]),
     centre=torch.tensor([[[-1, 0, 0, 1, 1, -1, -1, -1, -1], [-1, -1, -1, 0, 0, -1, 0, 1, 1]]]),
+    left=torch.tensor([[6, 3]]),
 )
 
 
@@ -91,7 +92,7 @@ def test_palette_has_no_black_and_no_twins() -> None:
 def test_sizes(picture: Image.Image) -> None:
     assert [p.size for p in tokens.panels(picture, TRACE)] == [(192, 192)] * 2
     assert tokens.panels(picture, TRACE, side=13)[0].size == (15, 15)
-    strip = tokens.strip(picture, TRACE, [7, 3], "before: a 0.10 → after: b 0.90")
+    strip = tokens.strip(picture, TRACE, "before: a 0.10 → after: b 0.90")
     assert strip.mode == "RGB"
     assert strip.width == 3 * 192 + 4 * 8
     assert 192 < strip.height < 300
@@ -103,10 +104,10 @@ def test_sizes(picture: Image.Image) -> None:
 
 def test_long_answers_widen_the_strip_and_odd_letters_do_not_break_it(picture: Image.Image) -> None:
     line = "before: " + "кошка 漢字 é " * 8 + "→ after"
-    strip = tokens.strip(picture, None, [], line)
+    strip = tokens.strip(picture, None, line)
     assert strip.width > 192 + 16
     assert (np.asarray(strip)[210:] < 128).any(), "no text was drawn"
-    assert tokens.strip(picture, None, [], "x" * 10_000).width < 3000
+    assert tokens.strip(picture, None, "x" * 10_000).width < 3000
 
 
 def test_text_is_reduced_to_ascii_only_for_pillows_own_font() -> None:
@@ -136,12 +137,11 @@ def test_a_real_trace_makes_a_strip(preset: str, R: float) -> None:
     for image in make_images(4, dtype=torch.float32):
         prediction = adapter(image, trace=True)
     picture = Image.fromarray(np.random.default_rng(0).integers(1, 256, (24, 24, 3), dtype=np.uint8))
-    left = tokens.tokens_left(adapter)
-    strip = tokens.strip(picture, prediction.trace, left, tokens.answers(adapter.classes, prediction))
-    assert strip.width >= (1 + len(left)) * 192
+    strip = tokens.strip(picture, prediction.trace, tokens.answers(adapter.classes, prediction))
     if prediction.trace is None:
         assert R == 1
         return
+    assert strip.width >= (1 + len(prediction.trace.blocks)) * 192
     for s, panel in enumerate(tokens.panels(picture, prediction.trace, side=24)):
         black = (np.asarray(panel).reshape(6, 4, 6, 4, 3).swapaxes(1, 2).reshape(36, -1) == 0).all(axis=1)
         assert (black == (prediction.trace.fate[0, s] >= PRUNED).numpy()).all()

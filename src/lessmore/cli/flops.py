@@ -7,9 +7,9 @@ import json
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import new_parser
-from lessmore.condense.registry import list_reducers, reducer
-from lessmore.condense.schedule import schedule
-from lessmore.config import list_presets, preset
+from lessmore.condense.registry import list_reducers, reducer, reducer_for
+from lessmore.condense.schedule import Stage, schedule
+from lessmore.config import Rule, list_presets, preset
 from lessmore.errors import ConfigError
 from lessmore.eval.flops import Costs, costs
 from lessmore.shapes import SHAPES
@@ -31,7 +31,7 @@ def parser() -> ArgumentParser:
     known = ", ".join(SHAPES)
     args.add_argument("model", type=str, help=f"{known}, or whatever lessmore.load takes")
     args.add_argument("--method", type=str, default="tca", help="tca or zeroshot")
-    args.add_argument("--reducer", type=str, default="tca", help=", ".join(list_reducers()))
+    args.add_argument("--reducer", type=str, default="auto", help=", ".join(["auto", *list_reducers()]))
     args.add_argument(
         "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
     )
@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
     if args.method not in ("tca", "zeroshot"):
         raise ConfigError(f"costs of method {args.method!r} are not known; choose tca or zeroshot")
     chosen = preset(args.preset, **({} if args.R is None else {"R": args.R}))
-    condensation = reducer(args.reducer, chosen.condensation)
+    condensation = reducer(reducer_for(args.reducer, args.method), chosen.condensation)
     adaptation = chosen.adaptation if args.method == "tca" else None
     plan = schedule(vision.patches, vision.blocks.depth, condensation)
     prompts = args.classes * args.templates
@@ -60,15 +60,23 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps(_as_dict(counted, plain), indent=2))
         return 0
-    print(f"{args.model}  {args.method} + {args.reducer}, R = {condensation.R:g}, {args.classes} classes")
+    title = f"{args.model}  {args.method} + {reducer_for(args.reducer, args.method)}"
+    print(f"{title}, R = {condensation.R:g}, {args.classes} classes")
     for i, stage in enumerate(plan):
         if stage is not None:
-            print(
-                f"  block {i}: {stage.patches} patches -> {stage.keep} kept + {stage.ambiguous} merged into "
-                f"{stage.centres} + {stage.pruned} pruned{' into 1' if stage.fused else ''} = {stage.out}"
-            )
+            print(f"  block {i}: {stage.patches} patches -> {_fates(stage, condensation.rule)}")
     _table(counted, plain)
     return 0
+
+
+def _fates(stage: Stage, rule: Rule) -> str:
+    if rule == "matching":
+        return f"{stage.keep} kept, {stage.ambiguous} merged into them"
+    if rule == "sampling":
+        return f"{stage.keep} kept at most"
+    fused = " into 1" if stage.fused else ""
+    merged = f"{stage.ambiguous} merged into {stage.centres}"
+    return f"{stage.keep} kept + {merged} + {stage.pruned} pruned{fused} = {stage.out}"
 
 
 def _shapes(model: str) -> tuple[ViTShape, TextShape]:

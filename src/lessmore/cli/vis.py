@@ -6,13 +6,14 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, add_budget, add_model, check_writable, make_adapter, new_parser
+from lessmore.cli.common import OK, add_budget, add_method, add_model, check_writable, make_adapter, new_parser
 from lessmore.data.images import load_image
 from lessmore.report.tokens import answers, png, prediction_strip
 
 EXAMPLES = """examples:
   lessmore vis photo.jpg --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 -o strip.png
   lessmore vis photo.jpg --classes cats.txt --model openai/clip-vit-base-patch16 --R 0.7 -o strip.png
+  lessmore vis photo.jpg --classes cats.txt --model openai/clip-vit-base-patch16 --method zeroshot --reducer tome
   lessmore vis photo.jpg --classes cats.txt --model my-model-folder --state out.safetensors -o strip.png
 
 Pruned patches are black, merged ones take the colour of their token. The answer changes only where a stream has been
@@ -25,6 +26,7 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("image", type=str, help="an image file")
     add_model(args)
+    add_method(args)
     add_budget(args)
     args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
     args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
@@ -36,7 +38,7 @@ def run(args: Namespace) -> int:
     path = Path(args.output)
     check_writable(path, (".png",))
     image = load_image(args.image)
-    adapter = make_adapter(args)
+    adapter = make_adapter(args, method=args.method, reducer=args.reducer)
     if args.state is not None:
         adapter.restore(args.state)
     prediction = adapter(image, trace=True)

@@ -17,7 +17,11 @@ class Condensed(NamedTuple):
     tokens: Tensor
     """[B, out, D]: kept ones in order of importance, then the merged ones, then the fused one."""
     target: Tensor
-    """[B, n] int64: for each patch that came in, its position among `tokens`; −1 where it was dropped."""
+    """[B, n] int64: for each patch that came in, its position among the patches that go on; −1 where it was dropped."""
+    stage: Stage
+    """The counts."""
+    size: Tensor | None = None
+    """How many patches each of `tokens` stands for, [B, out]; None where that does not matter."""
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -40,7 +44,8 @@ def condense(x: Tensor, order: Tensor, attention: Tensor, stage: Stage, config: 
     if stage.fused:
         tokens.append(fuse(take(x, pruned), attention.gather(1, pruned)))
     slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
-    return Condensed(torch.cat(tokens, dim=1), torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1)))
+    target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
+    return Condensed(torch.cat(tokens, dim=1), target, stage)
 
 
 def fuse(x: Tensor, attention: Tensor) -> Tensor:

@@ -32,17 +32,25 @@ def list_reducers() -> list[str]:
     return sorted(_REDUCERS)
 
 
+def reducer_for(name: str, method: str) -> str:
+    """The reducer that `auto` means: condensation belongs to TCA; other methods see whole images unless told."""
+    return name if name != "auto" else "tca" if method == "tca" else "none"
+
+
 def reducer(name: str, base: Condensation) -> Condensation:
     """The named reducer at the budget of `base`."""
     if name not in _REDUCERS:
         raise ConfigError(unknown("reducer", name, _REDUCERS))
-    return _REDUCERS[name](base)
+    made = _REDUCERS[name](base)
+    if made.active and base.r != made.r:
+        raise ConfigError(f"reducer {name!r} has no use for r={base.r}; r goes with reducer 'tome'")
+    return made
 
 
 @register("none")
 def none(base: Condensation) -> Condensation:
     """No condensation: every block sees every token."""
-    return replace(base, R=1.0, counts="table", rate=None)
+    return Condensation(R=1.0, layers=base.layers, summary=base.summary)
 
 
 @register("tca")
@@ -54,6 +62,29 @@ def tca(base: Condensation) -> Condensation:
 @register("evit")
 def evit(base: Condensation) -> Condensation:
     """EViT: keep ceil(R·n) tokens by head-mean class attention, fuse the rest into one; no anchors, nothing merged."""
-    return Condensation(
-        R=base.R, layers=base.layers, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"
-    )
+    own = Condensation(counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean")
+    return _budget(own, base)
+
+
+@register("tome")
+def tome(base: Condensation) -> Condensation:
+    """ToMe: in every block, merge the r most similar pairs of tokens by their keys; r from R at the same cost."""
+    return _budget(Condensation(rule="matching", counts="even", r=base.r), base)
+
+
+@register("tome-table")
+def tome_table(base: Condensation) -> Condensation:
+    """ToMe as in the paper's table: three blocks, pairs by rows of the attention, sizes unseen by the attention."""
+    own = Condensation(rule="matching", counts="merge", metric="attention", proportional=False)
+    return _budget(own, base)
+
+
+@register("ats")
+def ats(base: Condensation) -> Condensation:
+    """ATS: keep the tokens that inverse transform sampling hits, at most ceil(R·n); how many depends on the image."""
+    return _budget(Condensation(rule="sampling", counts="keep"), base)
+
+
+def _budget(own: Condensation, base: Condensation) -> Condensation:
+    """A reducer at the R and layers of a preset."""
+    return replace(own, R=base.R, layers=base.layers, summary=base.summary)

@@ -44,12 +44,17 @@ def rate_of(R: float) -> float:
 
 
 def stage(n: int, config: Condensation) -> Stage:
-    """Counts for n patch tokens.
+    """Counts for n patch tokens; for matching, `ambiguous` are merged into the kept ones, for sampling `keep` is a cap.
 
     `table` and `rate` follow the released code, whose m = n + 1 − left counts the class token among the pruned ones:
     of 3m − 1 tokens that are not kept, 2m are merged and m − 1 pruned. `exact` lets floor(R·n) tokens leave, `keep`
-    keeps ceil(R·n) and adds what the rest is condensed to (EViT's rule).
+    keeps ceil(R·n) and adds what the rest is condensed to (EViT's rule). `merge` counts the class token, as released.
     """
+    if config.rule == "matching":
+        return matched(n, math.floor(round((1 - config.R) * (n + 1), 9)))
+    if config.rule == "sampling":
+        keep = math.ceil(round(config.R * n, 9))
+        return Stage(patches=n, keep=keep, ambiguous=0, pruned=n - keep, centres=0, fused=0)
     merged, dropped = config.merge_prune
     least, spare = 0, 0
     if config.counts == "exact":
@@ -79,6 +84,24 @@ def stage(n: int, config: Condensation) -> Stage:
     )
 
 
+def matched(n: int, r: int) -> Stage:
+    """r of n patch tokens merged into others; at most half of them can be."""
+    r = min(r, n // 2)
+    return Stage(patches=n, keep=n - r, ambiguous=r, pruned=0, centres=0, fused=0)
+
+
+def even_merges(patches: int, depth: int, config: Condensation) -> int:
+    """Tokens r to merge in every block: given, or such that the same R costs about the same for all reducers.
+
+    Averaged over blocks, as many tokens are left as if the fraction R survived each of `layers`.
+    """
+    if config.r is not None:
+        return config.r
+    left = [config.R ** sum(i <= j for i in config.layers) for j in range(depth)]
+    removed = patches * (1 - sum(left) / depth)
+    return max(1, round(removed / ((depth + 1) / 2)))
+
+
 @lru_cache(maxsize=256)
 def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
     """One `Stage` per condensing block of a tower with `depth` blocks, None for the others."""
@@ -86,9 +109,14 @@ def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
         raise ConfigError(
             f"layers={config.layers} asks for block {config.layers[-1]}, but the tower has {depth} blocks"
         )
+    r = even_merges(patches, depth, config) if config.active and config.counts == "even" else None
     stages: list[Stage | None] = []
     for i in range(depth):
-        stages.append(stage(patches, config) if config.active and i in config.layers else None)
-        last = stages[-1]
-        patches = patches if last is None else last.out
+        one = None
+        if r is not None:
+            one = matched(patches, r)
+        elif config.active and i in config.layers:
+            one = stage(patches, config)
+        stages.append(one)
+        patches = patches if one is None else one.out
     return tuple(stages)

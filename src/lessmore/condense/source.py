@@ -32,22 +32,25 @@ class SourceMap(NamedTuple):
     token: Tensor
     """[B, S, n] which patch token leaving the block carries the input patch; −1 where pruned or gone."""
     centre: Tensor
-    """[B, S, n] the coreset centre 0…K−1 the patch was merged into at that block; −1 where it was not."""
+    """[B, S, n] the coreset centre 0…K−1 the patch was merged into at that block; −1 where it was into none."""
+    left: Tensor
+    """[B, S] patch tokens that left the block."""
 
 
 def fate_of(target: Tensor, stage: Stage) -> Tensor:
-    """KEPT, MERGED or PRUNED for each patch that entered a block, [B, n]."""
-    fate = torch.full_like(target, PRUNED)
-    fate[(target >= 0) & (target < stage.keep + stage.centres)] = MERGED
-    fate[(target >= 0) & (target < stage.keep)] = KEPT
-    return fate
+    """KEPT, MERGED (into a centre, or with another patch) or PRUNED for each patch that entered a block, [..., n]."""
+    slot = target.clamp_min(0)
+    members = torch.zeros_like(target).scatter_add_(-1, slot, (target >= 0).to(target.dtype))
+    merged = (members.gather(-1, slot) > 1) | (target >= stage.keep)
+    pruned = (target < 0) | (target >= stage.keep + stage.centres)
+    return torch.where(pruned, PRUNED, torch.where(merged, MERGED, KEPT))
 
 
 def source_map(steps: list[Step]) -> SourceMap:
     """Follow every input patch through the condensing blocks; needs at least one step."""
     first = steps[0].target
     where = torch.arange(first.shape[1], device=first.device).expand_as(first)
-    fates, tokens, centres = [], [], []
+    fates, tokens, centres, left = [], [], [], []
     for step in steps:
         alive = where >= 0
         position = where.clamp_min(0)
@@ -55,6 +58,7 @@ def source_map(steps: list[Step]) -> SourceMap:
         where = torch.where(fate <= MERGED, step.target.gather(1, position), -1)
         fates.append(fate)
         tokens.append(where)
-        centres.append(torch.where(fate == MERGED, where - step.stage.keep, -1))
+        centres.append(torch.where(fate == MERGED, where - step.stage.keep, -1).clamp_min(-1))
+        left.append(step.target.amax(dim=1) + 1)  # behind every token that leaves there is a patch that came
     blocks = tuple(step.block for step in steps)
-    return SourceMap(blocks, torch.stack(fates, 1), torch.stack(tokens, 1), torch.stack(centres, 1))
+    return SourceMap(blocks, *(torch.stack(rows, dim=1) for rows in (fates, tokens, centres, left)))

@@ -21,7 +21,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lessmore.adapter import Adapter, Prediction
-from lessmore.condense.schedule import schedule
 from lessmore.condense.source import GONE, MERGED, PRUNED, SourceMap
 from lessmore.errors import ConfigError
 from lessmore.preprocess import Preprocess
@@ -128,19 +127,18 @@ def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64])
     return Image.fromarray(pixels)
 
 
-def strip(image: Image.Image | Tensor, trace: SourceMap | None, tokens: Sequence[int], line: str = "") -> Image.Image:
+def strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str = "", row: int = 0) -> Image.Image:
     """The original and its panels side by side, captioned.
 
-    trace: None where nothing was condensed. tokens: patch tokens that leave each condensing block, see `tokens_left`.
-    line: one line of text below, such as `answers`.
+    trace: None where nothing was condensed. line: one line of text below, such as `answers`.
     """
     if trace is None:
         pictures, captions = [_square(image, 1, PANEL_SIDE)], ["original, nothing condensed"]
     else:
         patches = trace.fate.shape[-1]
-        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *panels(image, trace)]
+        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *panels(image, trace, row=row)]
         captions = [f"original: {patches} patches"]
-        captions += [f"block {b}: {n} tokens left" for b, n in zip(trace.blocks, tokens, strict=True)]
+        captions += [f"block {b}: {n} tokens left" for b, n in zip(trace.blocks, trace.left[row].tolist(), strict=True)]
     return _mount(pictures, captions, [line, "" if trace is None else LEGEND])
 
 
@@ -188,17 +186,9 @@ def answers(classes: Sequence[str], prediction: Prediction) -> str:
     return f"before: {classes[first]} {before:.2f} → after: {prediction.label} {after:.2f}"
 
 
-def tokens_left(adapter: Adapter) -> list[int]:
-    """Patch tokens that leave each condensing block, shallow to deep."""
-    shape = adapter.vlm.vision.shape
-    plan = schedule(shape.patches, shape.blocks.depth, adapter.preset.condensation)
-    return [stage.out for stage in plan if stage is not None]
-
-
 def prediction_strip(adapter: Adapter, image: Image.Image, prediction: Prediction) -> Image.Image:
     """The strip of a prediction made with `trace=True`; image: as it was handed in, of any size."""
-    line = answers(adapter.classes, prediction)
-    return strip(as_seen(image, adapter.vlm), prediction.trace, tokens_left(adapter), line)
+    return strip(as_seen(image, adapter.vlm), prediction.trace, answers(adapter.classes, prediction))
 
 
 def png(picture: Image.Image) -> bytes:
