@@ -1,85 +1,288 @@
-"""What a step costs in time: plain zero-shot, EViT and TCA on one model, interleaved, as a ratio to plain.
+"""What adaptation costs in time, all sides in one run: the step, batches, scaling, memory, and peers.
 
-    python benchmarks/speed.py --model ViT-B-16 --classes 100 --device cpu
+    python benchmarks/speed.py --device cuda --output benchmarks/results/speed.json --plot docs/speed.png
+    python benchmarks/speed.py --images 20 --sections step
 
-Shapes known by name get random weights; speed does not depend on their values. Medians of interleaved single images.
+Shapes known by name get random weights; speed does not depend on their values. Contenders take turns, medians are
+reported, and a ratio is taken round by round. Peers are timed where they can be imported; `--released` names a checkout
+of the paper's code and `--tome` one of ToMe's.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import peers
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
+from torch import Tensor
 
 import lessmore
 from lessmore.assets import MODELS
 from lessmore.condense.registry import reducer
 from lessmore.config import preset
-from lessmore.methods import Method, Setup, make
+from lessmore.encoder import PLAIN, encode
+from lessmore.engine import build
+from lessmore.engine.capture import capture
+from lessmore.eval.latency import measure, ratio
+from lessmore.files import write_json
+from lessmore.methods import Method, Setup
 from lessmore.shapes import SHAPES
 from lessmore.vit import ViT
 
 CONTENDERS = (
-    ("plain", "zeroshot", "none", 1.0),
-    ("EViT, R = 0.9", "zeroshot", "evit", 0.9),
-    ("TCA, R = 0.9", "tca", "tca", 0.9),
-    ("TCA, R = 0.7", "tca", "tca", 0.7),
+    ("plain", "zeroshot", "none", "default", 1.0),
+    ("EViT, R = 0.9", "zeroshot", "evit", "default", 0.9),
+    ("TCA, R = 0.9", "tca", "tca", "default", 0.9),
+    ("TCA, R = 0.7", "tca", "tca", "default", 0.7),
+    ("TCA with anchors (paper), R = 0.9", "tca", "tca", "paper", 0.9),
 )
+Row = dict[str, Any]
 
 
-def tower(name: str) -> ViT:
-    """The vision tower of an embedded model, or a random one of a known shape."""
+def tower(name: str, device: str, dtype: torch.dtype) -> ViT:
+    """The vision tower of an embedded model, or a random one of a known shape, large enough to tell images apart."""
     if name in MODELS:
-        return lessmore.load(name).vision
-    return ViT(SHAPES[name][0]).eval().requires_grad_(False)
+        return lessmore.load(name).to(device, dtype).vision
+    vit, random = ViT(SHAPES[name][0]).eval().requires_grad_(False), torch.Generator().manual_seed(0)
+    for key, parameter in vit.named_parameters():
+        if parameter.ndim > 1 or key == "class_embed":
+            scale = 1.0 if key in ("positions", "class_embed") else parameter[0].numel() ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=random) * scale)
+    return vit.to(device, dtype)
 
 
-def contender(vit: ViT, classes: int, method: str, reduce: str, R: float) -> Method:
+def contender(vit: ViT, engine: str, C: int, method: str, reduce: str, name: str, R: float, **options: Any) -> Method:
     """A method on random class embeddings."""
-    generator = torch.Generator().manual_seed(0)
-    text = F.normalize(torch.randn(classes, vit.shape.embed, generator=generator), dim=-1).to(vit.positions)
-    chosen = preset("default", R=R)
-    return make(method, Setup(vit, text, 100.0, chosen._replace(condensation=reducer(reduce, chosen.condensation))))
+    text = torch.randn(C, vit.shape.embed, generator=torch.Generator().manual_seed(0))
+    chosen = preset(name, R=R, **options)
+    chosen = chosen._replace(condensation=reducer(reduce, chosen.condensation))
+    return build(engine, method, Setup(vit, F.normalize(text, dim=-1).to(vit.positions), 100.0, chosen))
+
+
+def pixels(vit: ViT, B: int = 1) -> Tensor:
+    """Random images."""
+    side = vit.shape.image_size
+    return torch.randn(B, 3, side, side, generator=torch.Generator().manual_seed(1)).to(vit.positions)
+
+
+def filled(method: Method, vit: ViT, steps: int = 20) -> Method:
+    """A method that has seen some images, so that its memory is not empty."""
+    for i in range(steps):
+        method.predict(torch.randn_like(pixels(vit)) * (1 + i / 10))
+    return method
+
+
+def kernels(run: Callable[[], object]) -> int:
+    """Kernels launched by one call, copies and fills left out."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA
+    return sum(e.device_type == device and not e.name.startswith("Mem") for e in seen.events())
+
+
+def step(args: argparse.Namespace) -> Iterator[Row]:
+    """One image at a time: every engine, against plain zero-shot in the same engine."""
+    vit = tower(args.model, args.device, args.dtype)
+    image = pixels(vit)
+    engines = ("eager", "graph") if args.device == "cuda" else ("eager", "cpu")
+    for C in args.classes:
+        methods = {(e, row[0]): filled(contender(vit, e, C, *row[1:]), vit) for e in engines for row in CONTENDERS}
+        runs = {f"{e}/{n}": (lambda m=m: m.predict(image)) for (e, n), m in methods.items()}
+        times = measure(runs, args.images, args.device)
+        for engine, name in methods:
+            own, plain = times[f"{engine}/{name}"], times[f"{engine}/plain"]
+            row: Row = {"section": "step", "engine": engine, "C": C, "what": name, "ms": median_ms(own)}
+            row |= {"minus plain ms": median_ms(own) - median_ms(plain), "ratio": ratio(own, plain)}
+            if args.device == "cuda":
+                row["kernels"] = kernels(runs[f"{engine}/{name}"])
+            yield row
+
+
+def median_ms(seconds: list[float]) -> float:
+    """Median in milliseconds."""
+    return round(1000 * statistics.median(seconds), 4)
+
+
+def graphs(args: argparse.Namespace) -> Iterator[Row]:
+    """The captured steps alone, replayed without copies in and out: kernels, and what each optimisation brought."""
+    from lessmore.engine.graph import Captured, Graph
+    from lessmore.engine.kernels import linear
+
+    vit = tower(args.model, args.device, args.dtype)
+    for C in args.classes:
+        replays = {row[0]: _replay(filled(contender(vit, "graph", C, *row[1:]), vit)) for row in CONTENDERS}
+        plain = replays["plain"]
+        times = measure(replays, args.images, args.device)
+        for name, run in replays.items():
+            row: Row = {"section": "graph", "C": C, "what": name, "ms": median_ms(times[name])}
+            row |= {"minus plain ms": median_ms(times[name]) - median_ms(times["plain"])}
+            row |= {"ratio": ratio(times[name], times["plain"]), "added kernels": kernels(run) - kernels(plain)}
+            yield row
+    method, image = contender(vit, "eager", args.classes[0], *CONTENDERS[2][1:]), pixels(vit)
+    stages: dict[str, Callable[[], object]] = {"plain functions": lambda: method.predict(image)}
+    ordinary = contender(vit, "eager", args.classes[0], *CONTENDERS[2][1:])
+    stages["captured as one graph"] = _replay(Graph(ordinary, Captured(ordinary)))  # type: ignore[arg-type]
+    linear.PREFETCH = False
+    stages["fused kernels"] = _replay(contender(vit, "graph", args.classes[0], *CONTENDERS[2][1:]))
+    linear.PREFETCH = True
+    stages["weights fetched ahead"] = _replay(contender(vit, "graph", args.classes[0], *CONTENDERS[2][1:]))
+    for name, seconds in measure(stages, args.images, args.device).items():
+        yield {"section": "waterfall", "what": name, "ms": median_ms(seconds)}
+
+
+def _replay(method: Any) -> Callable[[], object]:
+    return lambda: method._graph.replay()  # the method must live as long: its tensors are the graph's
+
+
+def scaling(args: argparse.Namespace) -> Iterator[Row]:
+    """How a captured step grows with the classes and with the reservoir, and the memory that takes."""
+    vit = tower(args.model, args.device, args.dtype)
+    cases = [(10, 3), (102, 1), (102, 3), (102, 8), (1000, 1), (1000, 3), (1000, 8)]
+    runs = {}
+    for C, M in cases:
+        before = torch.cuda.memory_allocated()
+        method = contender(vit, "eager", C, "tca", "tca", "default", 0.9, M=M)
+        shape = vit.shape.blocks
+        predicted = C * (M + 1) * shape.depth * shape.width * 2 + C * M * vit.shape.embed * 2
+        yield {
+            "section": "memory",
+            "C": C,
+            "M": M,
+            "bytes": torch.cuda.memory_allocated() - before,
+            "formula": predicted,
+        }
+        del method
+        full = contender(vit, "graph", C, "tca", "tca", "default", 0.9, M=M)
+        state = full.state()
+        state["ids"] = torch.arange(C * M, device=args.device).view(C, M)
+        state["counts"] = torch.full_like(state["counts"], M)
+        full.restore({**state, "anchors": torch.randn_like(state["anchors"])})
+        runs[C, M] = full
+    times = measure({str(case): _replay(run) for case, run in runs.items()}, args.images, args.device)
+    for case in cases:
+        yield {"section": "scaling", "C": case[0], "M": case[1], "ms": median_ms(times[str(case)])}
+
+
+def _captured(body: Callable[[], object]) -> Callable[[], object]:
+    """As one graph, so that a slow host does not count."""
+    graph = capture(body, ())
+    return lambda: graph.replay()
+
+
+def batches(args: argparse.Namespace) -> Iterator[Row]:
+    """The forward pass in batches, plain and condensed, fused and through plain functions."""
+    from lessmore.engine.batched import Batched
+
+    for model in args.batched:
+        vit = tower(model, args.device, args.dtype)
+        settings = {"plain": PLAIN} | {f"R = {R}": preset("default", R=R).condensation for R in (0.9, 0.7)}
+        for B in args.batch:
+            image = pixels(vit, B)
+            runs = {}
+            for name, config in settings.items():
+                fused = Batched(vit, config)
+                runs[f"fused, {name}"] = _captured(lambda f=fused: f.resume(f.begin(image)))  # noqa: B023
+                runs[f"plain functions, {name}"] = _captured(lambda c=config: encode(vit, image, c))  # noqa: B023
+            times = measure(runs, max(args.images // 10, 5), args.device)
+            for name, seconds in times.items():
+                base = times[name.split(",")[0] + ", plain"]
+                row: Row = {"section": "batch", "model": model, "B": B, "what": name}
+                yield row | {"images/s": round(B / statistics.median(seconds)), "ratio": ratio(base, seconds)}
+
+
+def others(args: argparse.Namespace) -> Iterator[Row]:
+    """Peers, interleaved with ours; those that cannot be imported are named."""
+    vit = tower(args.model, args.device, args.dtype)
+    image = pixels(vit)
+    engine = "graph" if args.device == "cuda" else "cpu"
+    runs: dict[str, Callable[[], object]] = {}
+    for name, method, *rest in CONTENDERS[:1] + CONTENDERS[2:3]:
+        ours = filled(contender(vit, engine, 102, method, *rest), vit)  # type: ignore[arg-type]
+        runs[f"ours, {engine}, {name}"] = lambda ours=ours: ours.predict(image)
+    runs["ours, eager, plain"] = lambda: encode(vit, image)
+    for name, make in peers.forwards(args).items():
+        try:
+            runs[name] = make(image)
+        except Exception as error:  # a peer that does not run here is a row, not the end of the benchmark
+            yield {"section": "peer", "what": name, "missing": str(error).splitlines()[0][:120]}
+    for name, seconds in measure(runs, args.images, args.device).items():
+        yield {"section": "peer", "what": name, "ms": median_ms(seconds)}
+    if args.released:
+        for C in args.classes:
+            yield _released(args.released, C)
+
+
+def _released(checkout: str, C: int) -> Row:
+    row: Row = {"section": "peer", "what": f"released TCA code, C = {C}"}
+    try:
+        return row | {"ms": peers.released(checkout, C)}
+    except Exception as error:  # as above
+        return row | {"missing": f"{type(error).__name__}: {error}"[:200]}
+
+
+SECTIONS = {"step": step, "graph": graphs, "scaling": scaling, "batch": batches, "peer": others}
+
+
+def plot(rows: list[Row], path: str) -> None:
+    """The waterfall: one TCA step after each optimisation."""
+    import matplotlib.pyplot as plt
+
+    stages = [(row["what"], row["ms"]) for row in rows if row["section"] == "waterfall"]
+    plain = next(row["ms"] for row in rows if row["section"] == "graph" and row["what"] == "plain")
+    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    bars = axes.barh([name for name, _ in stages], [ms for _, ms in stages], color="#3b6ea5")
+    axes.bar_label(bars, fmt="%.2f ms", padding=3)
+    axes.axvline(plain, color="#c44e52", linewidth=1.5, label=f"plain zero-shot, fused: {plain:.2f} ms")
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds per TCA step, R = 0.9, one image")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def written(value: Any) -> str:
+    """A value for people."""
+    if isinstance(value, tuple):
+        return f"{value[0]:.3f} [{value[1]:.3f}, {value[2]:.3f}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @torch.no_grad()
-def timed(method: Method, image: torch.Tensor) -> float:
-    """Seconds of one step, the device drained before and after."""
-    wait = torch.cuda.synchronize if image.is_cuda else (lambda: None)
-    wait()
-    start = time.perf_counter()
-    method.predict(image)
-    wait()
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    """Measure and print."""
+    """Run the sections asked for, print rows as they come and keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*MODELS, *SHAPES], default="ViT-B-16")
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--images", type=int, default=40)
+    parser.add_argument("--model", default="ViT-B-16", choices=[*MODELS, *SHAPES])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", default=None, help="float16 on CUDA, else float32")
+    parser.add_argument("--classes", type=int, nargs="+", default=[102, 1000])
+    parser.add_argument("--images", type=int, default=200, help="rounds")
+    parser.add_argument("--batched", nargs="+", default=["ViT-B-16", "ViT-L-14"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32, 64, 256])
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS)
+    parser.add_argument("--released", help="a checkout of the paper's code")
+    parser.add_argument("--tome", help="a checkout of ToMe")
+    parser.add_argument("--output", help="JSON of all rows")
+    parser.add_argument("--plot", help="picture of the waterfall")
     args = parser.parse_args()
-    vit = tower(args.model).to(args.device, getattr(torch, args.dtype))
-    methods = {name: contender(vit, args.classes, *rest) for name, *rest in CONTENDERS}
-    images = torch.randn(args.images + 5, 1, 3, vit.shape.image_size, vit.shape.image_size).to(vit.positions)
-    times: dict[str, list[float]] = {name: [] for name in methods}
-    for i, image in enumerate(tqdm(images, desc=args.model)):
-        for name, method in methods.items():
-            seconds = timed(method, image)
-            if i >= 5:
-                times[name].append(seconds)
-    plain = statistics.median(times["plain"])
-    print(f"{args.model}, {args.classes} classes, {args.device} {args.dtype}, {torch.get_num_threads()} threads, eager")
-    for name, values in times.items():
-        middle = statistics.median(values)
-        print(f"  {name:<16}{1000 * middle:9.2f} ms   {middle / plain:5.2f} of plain")
+    args.dtype = getattr(torch, args.dtype or ("float16" if args.device == "cuda" else "float32"))
+    everything = list(SECTIONS) if args.device == "cuda" else ["step", "peer"]
+    rows: list[Row] = []
+    for section in args.sections or everything:
+        for row in SECTIONS[section](args):
+            rows.append(row)
+            print("  ".join(f"{key} {written(value)}" for key, value in row.items()), flush=True)
+            if args.output:
+                write_json(Path(args.output), rows)
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

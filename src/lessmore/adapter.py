@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from lessmore import statefile
 from lessmore.condense.registry import reducer as make_reducer
+from lessmore.condense.registry import reducer_for
 from lessmore.condense.schedule import schedule
 from lessmore.condense.source import SourceMap, source_map
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
 from lessmore.encoder import PLAIN, encode
-from lessmore.errors import ConfigError, ImageError, NonFiniteError, unknown
-from lessmore.inputs import Image, to_pixels
-from lessmore.methods import Method, Outcome, Setup, make
+from lessmore.engine import Batching, build, check_engine
+from lessmore.errors import ImageError, NonFiniteError
+from lessmore.inputs import Image, to_pixels, to_views
+from lessmore.methods import FromViews, Method, Outcome, Setup, method_options, split_options
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.prompts import Templates, class_names, prompts
+from lessmore.prompts import Templates, class_names, prompts, template_texts
 from lessmore.vlm import VLM, load
-
-ENGINES = ("auto", "eager")
 
 
 @dataclass(frozen=True)
@@ -78,29 +79,32 @@ class Health:
 class Adapter:
     """Classifies a stream of images; make one with `lessmore.adapt`."""
 
-    def __init__(
-        self, vlm: VLM, classes: Sequence[str], text: Tensor, prompts: str, method: str, preset: Preset
-    ) -> None:
+    def __init__(self, vlm: VLM, setup: Setup, prompts: str, method: str, seed: int = 0, engine: str = "auto") -> None:
         self.vlm = vlm
-        self.classes = list(classes)
+        self.classes = list(setup.classes)
         self.method_name = method
-        self.preset = preset
+        self.preset: Preset = setup.preset
         self._prompts = prompts
-        shape = vlm.vision.shape
-        schedule(shape.patches, shape.blocks.depth, preset.condensation)  # refuse an impossible one before any image
-        self._setup = Setup(vlm.vision, text, vlm.logit_scale, preset)
-        self._method: Method = make(method, self._setup)
+        self._seed = seed
+        shape, condensation = vlm.vision.shape, setup.preset.condensation
+        schedule(shape.patches, shape.blocks.depth, condensation)  # refuse an impossible one before any image
+        self._setup = setup
+        self._engine = engine
+        self._method: Method = build(engine, method, setup)
         self._health = Health()
 
     @torch.no_grad()
     def __call__(self, image: Image, trace: bool = False) -> Prediction:
         """Classify one image (path, bytes, PIL image, array, or preprocessed tensor [3, H, W]) and adapt."""
         try:
-            pixels = to_pixels(image, self.vlm)
-            prediction = self._read(self._method.predict(pixels), pixels, trace)
+            pixels = self._pixels(image)
+            prediction = self._read(self._method.predict(pixels), pixels[:1], trace)
         except (ImageError, NonFiniteError):
             self._health.refused += 1
             raise
+        return self._counted(prediction)
+
+    def _counted(self, prediction: Prediction) -> Prediction:
         self._health.seen += 1
         self._health.changed += prediction.changed
         self._health.refused += prediction.refused
@@ -110,13 +114,41 @@ class Adapter:
         self, images: Iterable[Image], on_error: Literal["raise", "yield"] = "raise", trace: bool = False
     ) -> Iterator[Prediction | ImageError]:
         """Predictions in the order of `images`; with on_error=`yield` a bad image gives its error in its place."""
+        answers = (
+            self._in_chunks(images, trace) if isinstance(self._method, Batching) else self._one_by_one(images, trace)
+        )
+        for answer in answers:
+            if isinstance(answer, ImageError) and on_error == "raise":
+                raise answer
+            yield answer
+
+    def _one_by_one(self, images: Iterable[Image], trace: bool) -> Iterator[Prediction | ImageError]:
         for image in images:
             try:
                 yield self(image, trace)
             except ImageError as error:
-                if on_error == "raise":
-                    raise
                 yield error
+
+    @torch.no_grad()
+    def _in_chunks(self, images: Iterable[Image], trace: bool) -> Iterator[Prediction | ImageError]:
+        """As many images at a time as the engine likes; whatever is not asked for has then been seen all the same."""
+        assert isinstance(self._method, Batching)
+        waiting = iter(images)
+        while group := [self._try_pixels(image) for image in islice(waiting, self._method.size)]:
+            good = [pixels for pixels in group if isinstance(pixels, Tensor)]
+            outcomes = iter(self._method.predict_many(torch.cat(good)) if good else [])
+            for pixels in group:
+                if isinstance(pixels, ImageError):
+                    self._health.refused += 1
+                    yield pixels
+                else:
+                    yield self._counted(self._read(next(outcomes), pixels, trace))
+
+    def _try_pixels(self, image: Image) -> Tensor | ImageError:
+        try:
+            return self._pixels(image)
+        except ImageError as error:
+            return error
 
     def reset(self) -> None:
         """Forget the stream."""
@@ -127,7 +159,7 @@ class Adapter:
         """An independent adapter on the same model that goes on from the same state."""
         other = Adapter.__new__(Adapter)
         other.__dict__.update(self.__dict__)
-        other._method = make(self.method_name, self._setup)
+        other._method = build(self._engine, self.method_name, self._setup)
         other._method.restore(self._method.state())
         other._health = replace(self._health)
         return other
@@ -150,9 +182,17 @@ class Adapter:
         self._method.restore(tensors)
         self._health = Health(**facts["health"])
 
+    def _pixels(self, image: Image) -> Tensor:
+        """What the method looks at: [1, 3, H, W], or [V, 3, H, W] where it wants views."""
+        if isinstance(self._method, FromViews):
+            return to_views(image, self.vlm, self._method.views, self._seed)
+        return to_pixels(image, self.vlm)
+
     def _identity(self) -> dict[str, Any]:
         """What a saved state must share with this adapter."""
+        options = method_options(self.method_name, self._setup.options)
         return {
+            **({} if options is None else {"options": json.loads(json.dumps(asdict(options)))}),
             "model": self.vlm.fingerprint(),
             "classes": self.classes,
             "prompts": self._prompts,
@@ -198,8 +238,9 @@ def adapt(
     method: str = "tca",
     preset: str = "default",
     R: float | None = None,
-    reducer: str = "tca",
+    reducer: str = "auto",
     engine: str = "auto",
+    seed: int = 0,
     tokenizer: Any = None,
     preprocess: Any = None,
     cache: bool | str | Path = True,
@@ -208,15 +249,19 @@ def adapt(
     """An `Adapter` for a model and a class list.
 
     model: whatever `lessmore.load` takes. templates: a named set, or strings with `{}`. method, preset, reducer: see
-    `list_methods`, `list_presets`, `list_reducers`. R: kept fraction of the tokens (the preset's, 0.9, if not given).
-    engine: what runs a step; `auto` picks, and so far there is one, `eager`. cache: keep class embeddings on disk, at
-    the given place if it is a path. options: single fields of the preset, such as `lam=2` or `K=3`.
+    `list_methods`, `list_presets`, `list_reducers`; reducer `auto` condenses for `tca` alone. R: kept fraction of the
+    tokens (the preset's, 0.9, if not given). engine: what runs a step, see `list_engines`; `auto` picks by the model's
+    device. cache: keep class embeddings on disk, at the given place if it is a path. seed: of the random views, where
+    the method looks at such. options: single fields of the preset, such as `lam=2` or `K=3`, and the method's own, such
+    as `alpha=4` of `tda`.
     """
-    if engine not in ENGINES:
-        raise ConfigError(unknown("engine", engine, ENGINES))
+    check_engine(engine)
     vlm = load(model, tokenizer, preprocess)
-    chosen = make_preset(preset, **options, **({} if R is None else {"R": R}))
-    chosen = chosen._replace(condensation=make_reducer(reducer, chosen.condensation))
+    own, shared = split_options(method, options)
+    chosen = make_preset(preset, **shared, **({} if R is None else {"R": R}))
+    chosen = chosen._replace(condensation=make_reducer(reducer_for(reducer, method), chosen.condensation))
     names = class_names(classes)
     written = hashlib.sha256(json.dumps(prompts(names, templates)).encode()).hexdigest()
-    return Adapter(vlm, names, vlm.classifier(names, templates, cache=cache), written, method, chosen)
+    text = vlm.classifier(names, templates, cache=cache)
+    setup = Setup(vlm.vision, text, vlm.logit_scale, chosen, vlm, tuple(names), template_texts(templates), own)
+    return Adapter(vlm, setup, written, method, seed, engine)

@@ -73,6 +73,13 @@ def _class_name(name: str) -> str:
     return clean
 
 
+def template_texts(templates: Templates) -> tuple[str, ...]:
+    """The templates as texts with a place for the name; functions among them are left out."""
+    if isinstance(templates, str):
+        templates = TEMPLATES.get(templates) or [templates]
+    return tuple(template for template in templates if isinstance(template, str))
+
+
 def resolve_templates(templates: Templates) -> list[Callable[[str], str]]:
     """A named set, or a list of strings with `{}` or `{c}` and functions → functions from class name to prompt."""
     if isinstance(templates, str):

@@ -1,0 +1,209 @@
+"""How fast this machine is: plain, EViT and TCA in every engine it can run, interleaved, as a ratio to plain."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jsonargparse import ArgumentParser, Namespace
+from torch import Tensor
+from tqdm import tqdm
+
+from lessmore.cli.common import OK, new_parser
+from lessmore.condense.registry import reducer
+from lessmore.config import preset
+from lessmore.engine import build, cpu, list_engines
+from lessmore.errors import ConfigError, unknown
+from lessmore.eval.flops import costs
+from lessmore.eval.latency import Times, interleaved, percentile, ratio
+from lessmore.eval.memory import peak_memory
+from lessmore.methods import Method, Setup
+from lessmore.shapes import SHAPES
+from lessmore.vit import ViT
+from lessmore.vlm import load
+
+EXAMPLES = """examples:
+  lessmore bench ViT-B-16
+  lessmore bench ViT-L-14 --classes 1000 --device cuda --seconds 60
+  lessmore bench openai/clip-vit-base-patch16 --json
+
+ViT-B-16 and other shapes known by name get random weights; class embeddings are always random. Neither changes the
+times. Give the machine nothing else to do meanwhile.
+"""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+PLAIN = "plain"
+LEAST_ROUNDS = 3
+
+
+class Contender(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    method: str
+    reducer: str
+    R: float
+
+
+CONTENDERS = (
+    Contender(PLAIN, "zeroshot", "none", 1.0),
+    Contender("EViT, R = 0.9", "zeroshot", "evit", 0.9),
+    Contender("EViT, R = 0.7", "zeroshot", "evit", 0.7),
+    Contender("TCA, R = 0.9", "tca", "tca", 0.9),
+    Contender("TCA, R = 0.7", "tca", "tca", 0.7),
+)
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore bench`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("model", type=str, help=f"{', '.join(SHAPES)}, or whatever lessmore.load takes")
+    args.add_argument("--classes", type=int, default=100, help="number of classes")
+    args.add_argument("--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    args.add_argument("--dtype", type=str | None, default=None, help="float16 on CUDA and float32 on CPUs if not given")
+    args.add_argument("--seconds", type=float, default=120.0, help="time to measure for")
+    args.add_argument("--json", action="store_true", help="print JSON")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Measure and print."""
+    _check(args)
+    vision, random = tower(args.model)
+    dtype = DTYPES[args.dtype or ("float16" if args.device == "cuda" else "float32")]
+    vision = vision.to(args.device, dtype)
+    rows = measure(vision, args.classes, args.seconds)
+    facts = {
+        "model": args.model,
+        "weights": "random" if random else "loaded",
+        "classes": args.classes,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads",
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    if args.json:
+        print(json.dumps({**facts, "rows": rows}, indent=2))
+        return OK
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    _table(rows)
+    return OK
+
+
+def _check(args: Namespace) -> None:
+    if args.classes < 1:
+        raise ConfigError(f"--classes must be 1 or more, not {args.classes}")
+    if not args.seconds > 0:
+        raise ConfigError(f"--seconds must be more than 0, not {args.seconds:g}")
+    if args.device not in ("cpu", "cuda"):
+        raise ConfigError(unknown("device", args.device, ("cpu", "cuda")))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device that torch can use here; take --device cpu")
+    if args.dtype is not None and args.dtype not in DTYPES:
+        raise ConfigError(unknown("dtype", args.dtype, DTYPES))
+
+
+def tower(name: str) -> tuple[ViT, bool]:
+    """The vision tower of a model, and whether its weights are random because only its shape is known."""
+    if name in SHAPES:
+        return ViT(SHAPES[name][0]).eval().requires_grad_(False), True
+    return load(name).vision, False
+
+
+def setup_of(vision: ViT, classes: int, contender: Contender, name: str = "default") -> Setup:
+    """A contender's setup on random class embeddings."""
+    generator = torch.Generator().manual_seed(0)
+    text = F.normalize(torch.randn(classes, vision.shape.embed, generator=generator), dim=-1).to(vision.positions)
+    chosen = preset(name, R=contender.R)
+    condensation = reducer(contender.reducer, chosen.condensation)
+    return Setup(vision, text, 100.0, chosen._replace(condensation=condensation))
+
+
+def engines(vision: ViT) -> list[str]:
+    """Engines that run single images on the tower's device."""
+    if vision.positions.is_cuda:
+        return ["eager", "graph"]
+    fast = ["cpu-bf16"] if cpu.has_bfloat16() and vision.positions.dtype == torch.float32 else []
+    return [name for name in ("eager", "cpu", *fast) if name in list_engines()]
+
+
+@torch.no_grad()
+def measure(vision: ViT, classes: int, seconds: float) -> list[dict[str, Any]]:
+    """One row per engine and contender; a progress bar counts the seconds."""
+    start, device = time.perf_counter(), vision.positions.device
+    side = vision.shape.image_size
+    image = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(vision.positions)
+    steps: dict[str, Callable[[], object]] = {}
+    memory: dict[str, int] = {}
+    times: Times = {}
+    with tqdm(total=seconds, bar_format="{desc} {percentage:3.0f}%|{bar}|", file=sys.stderr) as bar:
+        for engine, contender in product(engines(vision), CONTENDERS):
+            key = f"{engine}/{contender.name}"
+            bar.set_description(key)
+            begin = partial(_begun, engine, contender.method, setup_of(vision, classes, contender), image)
+            method, memory[key] = peak_memory(begin, device)
+            steps[key] = partial(method.predict, image)
+            bar.update(min(seconds, time.perf_counter() - start) - bar.n)
+        bar.set_description("taking turns")
+        for done, times in enumerate(interleaved(steps, sys.maxsize, device, warmup=1), start=1):  # noqa: B007
+            bar.update(min(seconds, time.perf_counter() - start) - bar.n)
+            if bar.n >= seconds and done >= LEAST_ROUNDS:
+                break
+    return [_row(vision, classes, key, times, memory[key]) for key in steps]
+
+
+def _begun(engine: str, method: str, setup: Setup, image: Tensor) -> Method:
+    """A method that has answered its first image, so that all it needs is there."""
+    made = build(engine, method, setup)
+    made.predict(image)
+    return made
+
+
+def _row(vision: ViT, classes: int, key: str, times: Times, memory: int) -> dict[str, Any]:
+    engine, name = key.split("/")
+    contender = next(c for c in CONTENDERS if c.name == name)
+    condensation, adaptation, _ = setup_of(vision, 1, contender).preset
+    to_plain = ratio(times[key], times[f"{engine}/{PLAIN}"])
+    middle = statistics.median(times[key])
+    weights = sum(p.numel() * p.element_size() for p in vision.parameters())
+    return {
+        "engine": engine,
+        "name": name,
+        "rounds": len(times[key]),
+        "p50_ms": 1000 * middle,
+        "p95_ms": 1000 * percentile(times[key], 0.95),
+        "of_plain": to_plain.value,
+        "interval": [to_plain.low, to_plain.high],
+        "images_per_s": 1 / middle,
+        "gmacs": costs(vision.shape, condensation, adaptation if contender.method == "tca" else None, classes).gmacs,
+        "memory_mb": (weights + memory) / 1e6,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'engine':<10}{'':<16}{'p50 ms':>10}{'p95 ms':>10}{'of plain':>20}{'images/s':>11}{'GMACs':>8}{'MB':>8}")
+    for row in rows:
+        span = f"{row['of_plain']:.2f} ({row['interval'][0]:.2f}–{row['interval'][1]:.2f})"
+        print(
+            f"{row['engine']:<10}{row['name']:<16}{row['p50_ms']:10.2f}{row['p95_ms']:10.2f}{span:>20}"
+            f"{row['images_per_s']:11.1f}{row['gmacs']:8.2f}{row['memory_mb']:8.0f}"
+        )
+    print(f"\n{rows[0]['rounds']} rounds; MB: weights, state and the step's own tensors.")
+    print(verdict(rows))
+
+
+def verdict(rows: list[dict[str, Any]]) -> str:
+    """One sentence on where TCA is slower than the plain model in the same engine, if anywhere."""
+    slower = [f"{r['name']} in {r['engine']} ({r['of_plain']:.2f} of plain)" for r in rows if _slower(r)]
+    if not slower:
+        return "TCA is no slower than the plain model in any engine measured."
+    return f"TCA is SLOWER than the plain model here: {'; '.join(slower)}."
+
+
+def _slower(row: dict[str, Any]) -> bool:
+    return bool(row["name"].startswith("TCA") and row["of_plain"] > 1)

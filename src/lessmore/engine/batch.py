@@ -1,0 +1,76 @@
+"""Batches of a few fixed sizes, and answers for many images at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lessmore.condense.source import Step
+from lessmore.correction import probabilities
+from lessmore.encoder import Begun, Encoded
+from lessmore.methods.registry import Outcome, Setup
+from lessmore.methods.zeroshot import zero_shot_logits
+
+
+def fitting(sizes: Sequence[int], n: int) -> int:
+    """The smallest of the ascending sizes that holds n; the largest where none does."""
+    return next((size for size in sizes if size >= n), sizes[-1])
+
+
+def padded(rows: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The rows, the last one repeated up to the next of the sizes."""
+    return [*rows, *[rows[-1]] * (fitting(sizes, len(rows)) - len(rows))]
+
+
+def take(begun: Begun, rows: Tensor) -> Begun:
+    """Some images of a batch that has been begun."""
+    return Begun(begun.x[rows], [token[rows] for token in begun.summaries])
+
+
+def put_(whole: Encoded, rows: Tensor, part: Encoded) -> None:
+    """Overwrite rows [k] of a batch by the first k images of another."""
+    pairs = [(whole.feature, part.feature), (whole.tokens, part.tokens)]
+    for ours, theirs in zip(whole.steps, part.steps, strict=True):
+        pairs.append((ours.target, theirs.target))
+        if ours.anchor is not None and theirs.anchor is not None:
+            pairs.append((ours.anchor, theirs.anchor))
+    for old, new in pairs:
+        old[rows] = new[: len(rows)]
+
+
+def logits_of(encoded: Encoded, setup: Setup) -> Tensor:
+    """Zero-shot logits, [B, C]."""
+    return zero_shot_logits(encoded, setup.text, setup.logit_scale)
+
+
+def outcome(logits: Tensor, corrected: Tensor, stored: Tensor, steps: list[Step], setup: Setup) -> Outcome:
+    """An `Outcome` whose tensors have the batch in front, from logits and corrected scores [B, C], stored [B]."""
+    scores = probabilities(corrected, setup.preset.adaptation.domain)
+    return Outcome(logits, scores, logits.softmax(dim=-1), stored, steps)
+
+
+def split(batch: Outcome, n: int) -> list[Outcome]:
+    """The first n answers of a batch, one by one."""
+    logits, scores, zero_shot = (t[:n].unbind(0) for t in (batch.logits, batch.scores, batch.zero_shot))
+    stored = [None] * n if batch.stored is None else batch.stored[:n].unbind(0)
+    steps = [_each(step, n) for step in batch.steps]
+    return [Outcome(logits[i], scores[i], zero_shot[i], stored[i], [s[i] for s in steps]) for i in range(n)]
+
+
+def _each(step: Step, n: int) -> list[Step]:
+    """A batch's step, image by image, each a batch of one."""
+    targets = step.target[:n].split(1)
+    anchors = step.anchor[:n].split(1) if step.anchor is not None else [None] * n
+    return [Step(step.block, step.stage, target, anchor) for target, anchor in zip(targets, anchors, strict=True)]
+
+
+def copied(answer: Outcome) -> Outcome:
+    """An independent copy, for answers that lie in a graph's memory."""
+    steps = [Step(s.block, s.stage, s.target.clone(), _copy(s.anchor)) for s in answer.steps]
+    logits, scores, zero_shot = answer.logits.clone(), answer.scores.clone(), answer.zero_shot.clone()
+    return Outcome(logits, scores, zero_shot, _copy(answer.stored), steps)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

@@ -1,0 +1,127 @@
+"""One online step as one CUDA graph: an image in, an answer and the next state out, nothing read on the host between.
+
+Towers with a class token run through the kernels; for others, and for methods the kernels do not know, the method's own
+step is captured as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lessmore.engine import tower
+from lessmore.engine.batch import copied
+from lessmore.engine.capture import capture
+from lessmore.engine.kernels.memory import Sample, affinities, settle
+from lessmore.engine.kernels.rows import logits
+from lessmore.eval.flops import Accounting
+from lessmore.methods.registry import Outcome
+from lessmore.methods.tca import TCA
+from lessmore.methods.zeroshot import ZeroShot
+
+
+class Graph:
+    """Zero-shot or TCA, replayed from one captured step."""
+
+    def __init__(self, method: TCA | ZeroShot, body: Fused | Captured | None = None) -> None:
+        """body: what is captured; by default the kernels where they can run the tower."""
+        self.method, self.facts = method, method.facts
+        vision = method.setup.vision
+        side = vision.shape.image_size
+        self.pixels = vision.positions.new_zeros(1, 3, side, side)
+        self._body = body or _fused(method) or Captured(method)
+        state = method.reservoir if isinstance(method, TCA) else ()
+        self._graph = capture(lambda: self._body(self.pixels), state)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W] and adapt."""
+        self.pixels.copy_(pixels)
+        self._graph.replay()
+        return self._body.outcome()
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the state's tensors."""
+        return self.method.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`; the tensors keep their places, which the graph knows."""
+        if isinstance(self.method, TCA):
+            fixed = self.method.reservoir
+            self.method.restore(state)
+            for ours, theirs in zip(fixed, self.method.reservoir, strict=True):
+                ours.copy_(theirs)
+            self.method.reservoir = fixed
+
+    def slots(self) -> Tensor | None:
+        """Which slots of the memory are in use."""
+        return self.method.slots()
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """As many as the method's own."""
+        return self.method.macs(accounting)
+
+
+class Captured:
+    """A method's own step, as it is."""
+
+    def __init__(self, method: TCA | ZeroShot) -> None:
+        self.method = method
+        self.last: Outcome
+
+    def __call__(self, pixels: Tensor) -> None:
+        """One step on fixed pixels; the results keep their places in the graph's memory."""
+        self.last = self.method.predict(pixels)
+
+    def outcome(self) -> Outcome:
+        """Copies of the last results."""
+        return copied(self.last)
+
+
+class Fused:
+    """The step in kernels: encode, compare with the class texts, and for TCA settle with the reservoir."""
+
+    def __init__(self, method: TCA | ZeroShot) -> None:
+        self.method, setup = method, method.setup
+        config, C = setup.preset.condensation, len(setup.text)
+        self.guided = isinstance(method, TCA) and method.wants is None
+        self.tower = tower.Tower(setup.vision, config, self.guided, C)
+        self.text = setup.text.float().contiguous()
+        device, E = self.text.device, setup.vision.shape.embed
+        M = method.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
+        self.sample = Sample.of(C, M, device)
+        self.logits, self.feature = (
+            torch.zeros(1, C, device=device),
+            torch.zeros(1, E, device=device),
+        )
+
+    def __call__(self, pixels: Tensor) -> None:
+        """One step on fixed pixels."""
+        method, setup = self.method, self.method.setup
+        adaptation = setup.preset.adaptation
+        state = method.reservoir if isinstance(method, TCA) else None
+        pooled = self.tower.forward(pixels, state, adaptation.ready)
+        logits(pooled, self.text, setup.logit_scale, self.feature, self.logits)
+        if isinstance(method, TCA):
+            affinities(self.tower.tokens, method.weights, method.reservoir, self.sample.affinity)
+            settle(self.logits[0], self.tower.tokens, self.feature[0], method.reservoir, adaptation, self.sample)
+        else:
+            torch.softmax(self.logits[0], dim=-1, out=self.sample.zero_shot)
+
+    def outcome(self) -> Outcome:
+        """Copies of the last results."""
+        zero_shot = self.sample.zero_shot.clone()
+        plain = isinstance(self.method, ZeroShot)
+        scores = zero_shot if plain else self.sample.scores.clone()
+        stored = None if plain else self.sample.slot >= 0
+        return Outcome(self.logits[0].clone(), scores, zero_shot, stored, self.tower.steps())
+
+
+def _fused(method: TCA | ZeroShot) -> Fused | None:
+    vision = method.setup.vision
+    return None if tower.unsupported(vision, method.setup.preset.condensation) else Fused(method)

@@ -1,0 +1,1 @@
+"""Triton kernels of the CUDA engines, each tested against the plain torch functions it stands for."""

@@ -1,0 +1,154 @@
+"""Self-attention on packed q, k, v, which in condensing blocks also scores the patches.
+
+One more program per head and image reads the class token's row (and the anchor's), writes it, and ranks the patches
+within the head: scoring costs no launch of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lessmore.config import Rows
+
+_ROWS = {"class": 0, "anchor": 1, "both": 2}
+
+
+@triton.jit
+def _flash(
+    qkv, out, tile, first_key, N, stride, out_stride, scale,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over blocks of keys; queries `tile`·ROWS onwards."""
+    precision: tl.constexpr = "ieee" if EXACT else None
+    m = tile * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, HEAD)
+    q = tl.load(qkv + m[:, None] * stride + d[None, :], mask=(m < N)[:, None], other=0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    result = tl.zeros([ROWS, HEAD], tl.float32)
+    for start in range(0, N, KEYS):
+        n = start + tl.arange(0, KEYS)
+        seen = (n < N) & (n >= first_key)
+        k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
+        v = tl.load(qkv + 2 * WIDTH + n[:, None] * stride + d[None, :], mask=(n < N)[:, None], other=0)
+        logits = tl.where(seen[None, :], tl.dot(q, k, input_precision=precision) * scale, float("-inf"))
+        new = tl.maximum(top, tl.max(logits, axis=1))
+        old = tl.exp(top - new)
+        p = tl.exp(logits - new[:, None])
+        total = total * old + tl.sum(p, axis=1)
+        result = tl.dot(p.to(v.dtype), v, result * old[:, None], input_precision=precision)
+        top = new
+    place = out + m[:, None] * out_stride + d[None, :]
+    tl.store(place, (result / total[:, None]).to(out.dtype.element_ty), mask=(m < N)[:, None])
+
+
+@triton.jit
+def _first_rows(
+    qkv, first_key, N, stride, scale, ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr
+):  # fmt: skip
+    """softmax(q kᵀ/√d) of the first 16 queries, among them the anchor's and the class token's, over all keys."""
+    m = tl.arange(0, 16)
+    n = tl.arange(0, ALL)
+    d = tl.arange(0, HEAD)
+    q = tl.load(qkv + m[:, None] * stride + d[None, :], mask=(m < N)[:, None], other=0)
+    k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
+    logits = tl.dot(q, k, input_precision="ieee" if EXACT else None) * scale
+    logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
+    p = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    return p / tl.sum(p, axis=1)[:, None]
+
+
+@triton.jit
+def _ranks(scores, ranks, n, ALL: tl.constexpr, PART: tl.constexpr):
+    """The rank of each of n scores (0 = largest; equal ones by position), by counting; read back from memory."""
+    i = tl.arange(0, ALL)
+    mine = tl.load(scores + i, mask=i < n, other=-1.0)
+    rank = tl.zeros([ALL], tl.int32)
+    for start in range(0, n, PART):
+        j = start + tl.arange(0, PART)
+        other = tl.load(scores + j, mask=j < n, other=-1.0)
+        ahead = (other[None, :] > mine[:, None]) | ((other[None, :] == mine[:, None]) & (j[None, :] < i[:, None]))
+        rank += tl.sum((ahead & (j < n)[None, :]).to(tl.int32), axis=1)
+    tl.store(ranks + i, rank, mask=i < n)
+
+
+@triton.jit
+def _attention(
+    qkv, out, scores, ranks, label, N, heads, scale,
+    SLOT: tl.constexpr, KEY: tl.constexpr, QUERIES: tl.constexpr, SCORE: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    tile, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    stride = 3 * WIDTH
+    anchored = False
+    if QUERIES > 0 or KEY:
+        anchored = tl.load(label + b) >= 0
+    first_key = SLOT
+    if KEY:
+        first_key = tl.where(anchored, 0, 1)
+    mine = qkv + b.to(tl.int64) * N * stride + h * HEAD
+    if SCORE and tile == tl.num_programs(0) - 1:
+        rows = _first_rows(mine, first_key, N, stride, scale, ALL, HEAD, WIDTH, EXACT)
+        m = tl.arange(0, 16)[:, None]
+        row = tl.sum(tl.where(m == SLOT, rows, 0), axis=0)
+        if QUERIES > 0:
+            mixed = tl.sum(tl.where(m == 0, rows, 0), axis=0)
+            if QUERIES == 2:
+                mixed = (row + mixed) / 2
+            row = tl.where(anchored, mixed, row)
+        n = N - 1 - SLOT
+        i = tl.arange(0, ALL)
+        first = (b * heads + h) * n
+        tl.store(scores + first + i - SLOT - 1, row, mask=(i > SLOT) & (i < N))
+        tl.debug_barrier()  # the ranks read what the whole program has just written
+        _ranks(scores + first, ranks + first, n, ALL, 32)
+    else:
+        place = out + b.to(tl.int64) * N * WIDTH + h * HEAD
+        _flash(mine, place, tile, first_key, N, stride, WIDTH, scale, ROWS, KEYS, HEAD, WIDTH, EXACT)
+
+
+def blocks(heads: int, N: int) -> tuple[int, int, int]:
+    """Queries and keys per program and its warps, for so many heads in all; measured on an H200."""
+    return (32, 128, 4) if heads * triton.cdiv(N, 64) < 256 else (64, 64, 4)
+
+
+def attention(
+    qkv: Tensor, out: Tensor, heads: int, slot: bool = False, scores: Tensor | None = None,
+    ranks: Tensor | None = None, label: Tensor | None = None, rows: Rows = "class", anchor_kv: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention of qkv [B, N, 3·D] into out [B, N, D], and with `scores` the patches' scores and ranks, [B, H, n].
+
+    slot: the first token is a place for the anchor, which the others see only in a block that asks for it (anchor_kv)
+    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches.
+    """
+    B, N, D = out.shape
+    queries, keys, warps = blocks(B * heads, N)
+    nothing = out
+    _attention[(triton.cdiv(N, queries) + (scores is not None), heads, B)](
+        qkv, out, nothing if scores is None else scores, nothing if ranks is None else ranks,
+        nothing if label is None else label, N, heads, (D // heads) ** -0.5,
+        SLOT=int(slot), KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows],
+        SCORE=scores is not None, EXACT=out.dtype == torch.float32, ROWS=queries, KEYS=keys,
+        ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D, num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def scores(
+    qkv: Tensor, heads: int, slot: bool = False, label: Tensor | None = None, rows: Rows = "class",
+    anchor_kv: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The patches' scores [B, H, n] float32 and their ranks within each head, int32, and nothing else."""
+    B, N, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    found = torch.empty(B, heads, N - 1 - slot, device=qkv.device)
+    ranks = torch.empty_like(found, dtype=torch.int32)
+    _attention[(1, heads, B)](
+        qkv, qkv, found, ranks, qkv if label is None else label, N, heads, (D // heads) ** -0.5, SLOT=int(slot),
+        KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows], SCORE=True,
+        EXACT=qkv.dtype == torch.float32, ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return found, ranks

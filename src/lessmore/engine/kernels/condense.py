@@ -1,0 +1,207 @@
+"""Order, keep, merge and prune in one launch: what `scoring.token_order` and `condense.coreset` do, on the device.
+
+Programs over tiles of tokens find their places by counting who comes before, and move those that are kept. The last one
+of an image to finish, when the order is complete, finds the coreset centres and writes the merged and fused tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lessmore.condense.schedule import Stage
+from lessmore.config import Condensation
+from lessmore.engine.kernels.linear import Sums
+
+
+@triton.jit
+def _keys(scores, ranks, j, n, HEADS: tl.constexpr, RANK: tl.constexpr):
+    """Summed rank and summed attention of tokens j, head after head so that every program gets the same bits."""
+    rank = tl.zeros_like(j)
+    score = tl.zeros_like(j).to(tl.float32)
+    for h in tl.static_range(HEADS):
+        score += tl.load(scores + h * n + j, mask=j < n, other=0.0)
+        if RANK:
+            rank += tl.load(ranks + h * n + j, mask=j < n, other=0)
+    return rank, score
+
+
+@triton.jit
+def _position(scores, ranks, i, n, HEADS: tl.constexpr, RANK: tl.constexpr, ALL: tl.constexpr, PART: tl.constexpr):
+    """Place of tokens i in the order (rank sum, then attention, then position), by counting those before."""
+    rank, score = _keys(scores, ranks, i, n, HEADS, RANK)
+    place = tl.zeros_like(i)
+    for start in range(0, ALL, PART):
+        j = start + tl.arange(0, PART)
+        r, s = _keys(scores, ranks, j, n, HEADS, RANK)
+        tied = (s[None, :] > score[:, None]) | ((s[None, :] == score[:, None]) & (j[None, :] < i[:, None]))
+        before = (r[None, :] < rank[:, None]) | ((r[None, :] == rank[:, None]) & tied)
+        place += tl.sum((before & (j < n)[None, :]).to(tl.int32), axis=1)
+    return place
+
+
+@triton.jit
+def _clusters(gram, valid, CENTRES: tl.constexpr, AMBIGUOUS: tl.constexpr):
+    """Greedy k-centre from the tokens' products [A, A]: each token's cluster and squared distance to its centre."""
+    a = tl.arange(0, AMBIGUOUS)
+    square = tl.sum(tl.where(a[:, None] == a[None, :], gram, 0.0), axis=0)
+    nearest = tl.full([AMBIGUOUS], float("inf"), tl.float32)
+    cluster = tl.zeros([AMBIGUOUS], tl.int32)
+    free = valid
+    chosen = 0
+    for c in tl.static_range(CENTRES):
+        product = tl.sum(tl.where(a[:, None] == chosen, gram, 0.0), axis=0)
+        own = tl.sum(tl.where(a == chosen, square, 0.0), axis=0)
+        distance = tl.where(a == chosen, 0.0, tl.maximum(square + own - 2 * product, 0.0))
+        closer = distance < nearest
+        # A centre stays with itself even beside an equal one.
+        cluster = tl.where((closer & free) | (a == chosen), c, cluster)
+        nearest = tl.where(closer, distance, nearest)
+        free = free & (a != chosen)
+        chosen = tl.argmax(tl.where(free, nearest, -1.0), axis=0)
+    return cluster, nearest
+
+
+@triton.jit
+def _load(x, index, d, valid, D):
+    """Rows x[index, d], zero where not valid."""
+    return tl.load(x + index[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0)
+
+
+@triton.jit
+def _mix(
+    x, y, sums, stride_s, index, valid, share, first, count, D,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """share [ROWS, A] @ x[index] as rows first … first + count − 1 of y, with their sums."""
+    r = tl.arange(0, ROWS)
+    total = tl.zeros([ROWS, PART], tl.float32)
+    square = tl.zeros([ROWS, PART], tl.float32)
+    for start in tl.static_range(0, WIDTH, PART):
+        d = start + tl.arange(0, PART)
+        rows = _load(x, index, d, valid, D)
+        mixed = tl.dot(share.to(rows.dtype), rows, input_precision="ieee" if EXACT else None)
+        written = mixed.to(y.dtype.element_ty)
+        tl.store(y + (first + r)[:, None] * D + d[None, :], written, mask=(r < count)[:, None] & (d < D)[None, :])
+        value = written.to(tl.float32)
+        total += value
+        square += value * value
+    tl.store(sums + first + r, tl.sum(total, axis=1), mask=r < count)
+    tl.store(sums + stride_s + first + r, tl.sum(square, axis=1), mask=r < count)
+
+
+@triton.jit
+def _merge(
+    x, y, sums, stride_s, order, target, keep, ambiguous, D, CENTRES: tl.constexpr, INVERSE: tl.constexpr,
+    AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Each cluster of the ambiguous tokens becomes one token, rows keep … of y."""
+    a = tl.arange(0, AMBIGUOUS)
+    valid = a < ambiguous
+    index = tl.load(order + keep + a, mask=valid, other=0, volatile=True)
+    gram = tl.zeros([AMBIGUOUS, AMBIGUOUS], tl.float32)
+    for start in tl.static_range(0, WIDTH, PART):
+        rows = _load(x, index, start + tl.arange(0, PART), valid, D)
+        gram = tl.dot(rows, tl.trans(rows), gram, input_precision="ieee" if EXACT else None)
+    cluster, nearest = _clusters(gram, valid, CENTRES, AMBIGUOUS)
+    tl.store(target + index, (keep + cluster).to(target.dtype.element_ty), mask=valid)
+    weight = tl.where(valid, 1.0, 0.0)
+    if INVERSE:
+        weight = tl.where(valid & (nearest > 0), 1 / tl.sqrt(tl.maximum(nearest, 1e-37)), weight)
+    share = tl.where(cluster[None, :] == tl.arange(0, 16)[:, None], weight[None, :], 0.0)
+    share = share / tl.maximum(tl.sum(share, axis=1), 1e-37)[:, None]
+    _mix(x, y, sums, stride_s, index, valid, share, keep, CENTRES, D, 16, WIDTH, PART, EXACT)
+
+
+@triton.jit
+def _prune(
+    x, y, sums, stride_s, order, scores, ranks, target, first, n, out, D, FUSED: tl.constexpr, HEADS: tl.constexpr,
+    PRUNED: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The pruned tokens, from place `first` on: fused by attention into the last row of y, or dropped."""
+    p = tl.arange(0, PRUNED)
+    valid = first + p < n
+    index = tl.load(order + first + p, mask=valid, other=0, volatile=True)
+    gone = tl.zeros_like(index) - 1
+    if FUSED:
+        gone += out
+        _rank, score = _keys(scores, ranks, index, n, HEADS, False)
+        weight = tl.where(valid, score / HEADS, 0.0)
+        share = tl.where(tl.arange(0, 16)[:, None] == 0, weight[None, :], 0.0)
+        _mix(x, y, sums, stride_s, index, valid, share, out - 1, 1, D, 16, WIDTH, PART, EXACT)
+    tl.store(target + index, gone.to(target.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _move(
+    x, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D,
+    LEAD: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of tile t, the leading tokens counted: their places in the order, and those that are kept into y."""
+    d = tl.arange(0, WIDTH)
+    row = t * TILE + tl.arange(0, TILE)
+    i = tl.maximum(row - LEAD, 0)
+    place = tl.where(row < LEAD, row, LEAD + _position(scores, ranks, i, n, HEADS, RANK, ALL, 128))
+    stays = (row < n + LEAD) & (place < keep + LEAD)
+    here = stays[:, None] & (d < D)[None, :]
+    rows = tl.load(x + row[:, None] * D + d[None, :], mask=here, other=0)
+    tl.store(y + place[:, None] * D + d[None, :], rows, mask=here)
+    value = rows.to(tl.float32)
+    tl.store(sums + place, tl.sum(value, axis=1), mask=stays)
+    tl.store(sums + stride_s + place, tl.sum(value * value, axis=1), mask=stays)
+    tl.store(target + i, (place - LEAD).to(target.dtype.element_ty), mask=stays & (row >= LEAD))
+    tl.store(order + place - LEAD, i, mask=(row >= LEAD) & (row < n + LEAD))
+
+
+@triton.jit
+def _condense(
+    x, y, sums, stride_s, scores, ranks, order, target, ticket, n, keep, ambiguous, out, D,
+    LEAD: tl.constexpr, CENTRES: tl.constexpr, FUSED: tl.constexpr, PRUNES: tl.constexpr, INVERSE: tl.constexpr,
+    RANK: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, AMBIGUOUS: tl.constexpr, PRUNED: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    t, b = tl.program_id(0), tl.program_id(1)
+    x += b.to(tl.int64) * (n + LEAD) * D
+    y += b.to(tl.int64) * (out + LEAD) * D
+    sums += b * (out + LEAD)
+    scores += b * HEADS * n
+    ranks += b * HEADS * n
+    order += b * n
+    target += b * n
+    _move(x, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D, LEAD, RANK, HEADS, ALL, TILE, WIDTH)
+    tl.debug_barrier()
+    if tl.atomic_add(ticket + b, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(ticket + b, 0)
+        if CENTRES > 0:
+            _merge(x + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, target, keep, ambiguous, D,
+                   CENTRES, INVERSE, AMBIGUOUS, LENGTH, 128, EXACT)  # fmt: skip
+        if PRUNES:
+            _prune(x + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, scores, ranks, target, keep + ambiguous,
+                   n, out, D, FUSED, HEADS, PRUNED, LENGTH, 128, EXACT)  # fmt: skip
+
+
+def condense(
+    x: Tensor, y: Tensor, sums: Sums, scores: Tensor, ranks: Tensor | None, order: Tensor, target: Tensor,
+    ticket: Tensor, stage: Stage, config: Condensation,
+) -> Tensor:  # fmt: skip
+    """Tokens x [B, lead + n, D] → y [B, lead + out, D] and the sums of its rows, [2, B·(lead + out), 1].
+
+    Also writes order [B, n] int32 and target [B, n] int64. scores: attention per head [B, H, n] float32. ranks: within
+    each head, [B, H, n] int32; None where the score is the head mean. The `lead` tokens before the patches (class
+    token, anchor's place) are copied. ticket: [B] int32, zero before and after.
+    """
+    B, heads, n = scores.shape
+    tile = 4
+    _condense[(triton.cdiv(x.shape[1], tile), B)](
+        x, y, sums, sums.stride(0), scores, scores if ranks is None else ranks, order, target, ticket, n,
+        stage.keep, stage.ambiguous, stage.out, x.shape[2], LEAD=x.shape[1] - n, CENTRES=stage.centres,
+        FUSED=stage.fused, PRUNES=stage.pruned > 0, INVERSE=config.merge == "inverse_distance",
+        RANK=ranks is not None, HEADS=heads, ALL=triton.next_power_of_2(n),
+        AMBIGUOUS=max(triton.next_power_of_2(stage.ambiguous), 16),
+        PRUNED=max(triton.next_power_of_2(stage.pruned), 16), TILE=tile, WIDTH=triton.next_power_of_2(x.shape[2]),
+        LENGTH=x.shape[2] + -x.shape[2] % 128, EXACT=x.dtype == torch.float32, num_warps=4,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,72 @@
+"""TCA for CPUs with many classes: the stored tokens are kept normalised as well, so that a correction reads them once.
+
+At C = 1000 the reservoir is larger than any cache, and the correction costs what reading it costs. Norms of stored
+tokens change only when an entry does; with them divided out beforehand, Σ_l P_l cos(v^l, A^l) is one product of a
+matrix [C·M, L·D] and a vector. The copy takes as much memory as the reservoir's anchors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessmore import reservoir
+from lessmore.correction import class_scores, correct
+from lessmore.encoder import Encoded, encode
+from lessmore.methods.registry import Outcome
+from lessmore.methods.tca import TCA, Answer
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.reservoir import Delta
+
+
+class UnitTCA(TCA):
+    """The same answers as `TCA`, to rounding."""
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W], then let it into the reservoir."""
+        preset = self.setup.preset
+        anchors = reservoir.ready_anchors(self.reservoir, preset.adaptation.ready)
+        return self.answer(encode(self.setup.vision, pixels, preset.condensation, anchors))
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        """The same for an image that is encoded already."""
+        adaptation = self.setup.preset.adaptation
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
+        tokens = encoded.tokens[0]
+        delta = reservoir.propose(self.reservoir, tokens, encoded.feature[0], logits, adaptation)
+        if adaptation.order == "update_first":
+            self._let_in(delta)
+        counted = self.reservoir.ids >= 0
+        if adaptation.exclude_own:
+            counted &= self.reservoir.ids != delta.id
+        scores = class_scores(self._affinities(tokens), counted, adaptation)
+        if adaptation.order == "predict_first":
+            self._let_in(delta)
+        return self._outcome(Answer(logits, correct(logits, scores, adaptation), delta, encoded.steps), self.reservoir)
+
+    def _affinities(self, tokens: Tensor) -> Tensor:
+        """`correction.affinities` of a sample's tokens [L, D] with all entries: [C, M]."""
+        query = F.normalize(tokens.to(self.weights.dtype), dim=-1) * self.weights[:, None]
+        return (self.units.flatten(0, 1).flatten(1) @ query.flatten()).view(self.units.shape[:2])
+
+    def _let_in(self, delta: Delta) -> None:
+        reservoir.apply_(self.reservoir, delta)
+        at = delta.label.unsqueeze(0)
+        self.units.index_copy_(0, at, self._unit(self.reservoir.anchors.index_select(0, at)))
+
+    def _unit(self, anchors: Tensor) -> Tensor:
+        wide = anchors.to(self.reservoir.keys.dtype)
+        return F.normalize(wide, dim=-1, eps=torch.finfo(wide.dtype).tiny)
+
+    def reset(self) -> None:
+        """Empty the reservoir."""
+        super().reset()
+        self.units = self._unit(self.reservoir.anchors)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`."""
+        super().restore(state)
+        self.units = self._unit(self.reservoir.anchors)

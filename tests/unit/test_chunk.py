@@ -1,0 +1,190 @@
+"""Exact batched streaming, piece by piece; that its answers are `eager`'s is checked in tests/property."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessmore.config import Preset, preset
+from lessmore.encoder import Begun, Encoded, begin, encode, resume
+from lessmore.engine.batch import fitting, padded
+from lessmore.engine.chunk import LEAST, Chunk
+from lessmore.engine.moments import history, shelves
+from lessmore.engine.walk import Ledger, Newcomers, Shelf, evict
+from lessmore.methods import Setup
+from lessmore.methods.tca import TCA
+from lessmore.reservoir import eviction_scores
+from lessmore.scoring import Guide
+from tests.random_towers import CLASS, make_images, make_text, make_vit
+
+
+def setup(name: str = "paper", C: int = 3, **options: object) -> Setup:
+    vit = make_vit(CLASS)
+    chosen: Preset = preset(name, **{"layers": (1, 2, 3), "M": 2, **options})
+    return Setup(vit, make_text(C), 6.0, chosen)
+
+
+def varied(name: str, C: int, **options: object) -> tuple[Setup, Tensor]:
+    """A set-up and a stream in which every class is predicted: texts are the features of some of the images."""
+    base, images = setup(name, C, **options), make_images(80)
+    features = encode(base.vision, images).feature
+    text = F.normalize(features[:C] - features.mean(dim=0), dim=-1)
+    return Setup(base.vision, text, 20.0, base.preset), images
+
+
+def assert_as_eager(made: Setup, engine: Chunk, images: Tensor) -> None:
+    eager = TCA(made)
+    for image, answer in zip(images, engine.predict_many(images), strict=True):
+        torch.testing.assert_close(eager.predict(image[None]).scores, answer.scores, rtol=0, atol=1e-10)
+    assert torch.equal(eager.reservoir.ids, engine.state()["ids"])
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_history_is_what_was_put_last(delay: int) -> None:
+    place, arrived = torch.tensor([1, 1, 0, 2, 1]), torch.tensor([True, True, False, True, True])
+    held, expected = [0, 1, 2], []
+    for t in range(5):
+        before = list(held)
+        if arrived[t]:
+            held[place[t]] = 3 + t
+        expected.append(list(before if delay else held))
+    assert history(3, place, arrived, delay).tolist() == expected
+
+
+@pytest.mark.parametrize("strategy", ["fifo", "uncertainty", "similarity", "diversity"])
+@pytest.mark.parametrize("M", [1, 2, 4])
+def test_the_ledger_evicts_as_the_reservoir_does(strategy: str, M: int) -> None:
+    generator = torch.Generator().manual_seed(M)
+    for _ in range(30):
+        keys = torch.rand(M + 1, generator=generator, dtype=torch.float64)
+        ids = torch.cat([torch.tensor([50]), torch.randperm(40, generator=generator)[:M]])
+        tokens = torch.randn(M + 1, 3, 6, generator=generator, dtype=torch.float64)
+        unit = F.normalize(tokens.mean(dim=1), dim=-1)
+        cosine = (unit @ unit.T).fill_diagonal_(0).tolist()
+        shelf = Shelf(keys[1:].tolist(), ids[1:].tolist(), [row[1:] for row in cosine[1:]], list(range(M)))
+        expected = int(eviction_scores(strategy, keys, ids, tokens).argmax()) - 1  # type: ignore[arg-type]
+        assert evict(strategy, shelf, float(keys[0]), 50, cosine[0][1:]) == expected  # type: ignore[arg-type]
+
+
+def test_on_ties_the_newcomer_goes() -> None:
+    assert evict("uncertainty", Shelf([0.5, 0.5], [0, 1], [], []), 0.5, 2, []) == -1
+
+
+def test_a_walk_changes_nothing_and_says_when_all_classes_have_two() -> None:
+    ledger = Ledger([Shelf(), Shelf()], M=2, strategy="fifo")
+    walk = ledger.walk(Newcomers([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None))
+    assert [(s.image, s.label, s.slot) for s in walk.stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
+    assert walk.all_ready == 5
+    assert ledger.lacking == 2 and ledger.standstill().all_ready > 10**9
+    ledger.commit(walk, 6)
+    assert ledger.seen == 6 and ledger.standstill().all_ready == 0
+    assert [shelf.ids for shelf in ledger.shelves] == [[0, 2], [5, 4]]
+
+
+def test_the_ledger_mirrors_the_reservoir() -> None:
+    made, images = varied("paper", 4, M=3)
+    engine = Chunk(made, (16,))
+    engine.predict_many(images)
+    for ours, fresh in zip(engine._ledger.shelves, shelves(engine._tca.reservoir), strict=True):
+        assert (ours.ids, ours.origin) == (fresh.ids, fresh.origin)
+        assert ours.keys == fresh.keys
+        torch.testing.assert_close(torch.tensor(ours.cosines), torch.tensor(fresh.cosines), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"R": 1.0}, {"rows": "class", "anchor_kv": False}, {"layers": (0,)}])
+def test_without_anchors_nothing_is_encoded_again(options: dict[str, object]) -> None:
+    made = setup("paper", **options)
+    engine = Chunk(made, (8,))
+    assert_as_eager(made, engine, make_images(20))
+    assert (engine.work.images, engine.work.again, engine.work.walks) == (20, 0, 3)
+
+
+def test_the_switch_of_released_is_found_within_a_chunk() -> None:
+    made, images = varied("released", 3)
+    engine = Chunk(made, (64,))
+    assert_as_eager(made, engine, images)
+    assert engine.work.again > 0
+    assert engine.work.walks < 12  # far fewer rounds than images
+
+
+def test_the_blocks_before_the_first_condensing_one_run_once() -> None:
+    made = setup("paper", layers=(2, 3))
+    vit, config = made.vision, made.preset.condensation
+    seen = {"begun": 0, "resumed": 0}
+
+    def prefix(pixels: Tensor) -> Begun:
+        seen["begun"] += len(pixels)
+        begun = begin(vit, pixels, config)
+        assert len(begun.summaries) == 2
+        return begun
+
+    def rest(begun: Begun, anchors: Guide | None) -> Encoded:
+        seen["resumed"] += len(begun.x)
+        return resume(vit, begun, config, anchors)
+
+    engine = Chunk(made, tuple(range(1, 17)), prefix, rest)
+    assert_as_eager(made, engine, make_images(32))
+    assert seen == {"begun": 32, "resumed": 32 + engine.work.again}
+    assert engine.work.again > 0
+
+
+def test_batches_are_filled_up_to_the_next_size() -> None:
+    assert [fitting((2, 4, 8), n) for n in (1, 2, 3, 8, 9)] == [2, 2, 4, 8, 8]
+    assert padded([3, 5, 6], (2, 4)) == [3, 5, 6, 6]
+
+
+def test_the_chunk_size_follows_the_share_of_repeats() -> None:
+    engine = Chunk(setup(), (64, 128, 256))
+    for share, size in (
+        (1.5, 128),
+        (0.7, 128),
+        (2.0, 64),
+        (3.0, LEAST),
+        (3.0, LEAST),
+        (0.1, 64),
+        (0.0, 128),
+        (0.0, 256),
+    ):
+        engine._adjust(share)
+        assert engine.size == size
+    engine._adjust(0.0)
+    assert engine.size == 256
+
+
+def test_state_goes_from_one_engine_to_another_and_back() -> None:
+    made, images = varied("paper", 4)
+    whole, eager, engine = TCA(made), TCA(made), Chunk(made, (8,))
+    expected = [whole.predict(image[None]).scores for image in images[:45]]
+    got = [eager.predict(image[None]).scores for image in images[:15]]
+    engine.restore(eager.state())
+    got += [answer.scores for answer in engine.predict_many(images[15:30])]
+    eager.restore(engine.state())
+    got += [eager.predict(image[None]).scores for image in images[30:45]]
+    torch.testing.assert_close(torch.stack(got), torch.stack(expected), rtol=0, atol=1e-10)
+    engine.reset()
+    assert not engine.slots().any()
+    assert_as_eager(made, engine, images[:10])
+
+
+@pytest.mark.parametrize("name", ["default", "paper"])
+def test_answers_come_with_the_state_after_their_images(name: str) -> None:
+    made, images = varied(name, 3)
+    engine, eager = Chunk(made, (8,)), TCA(made)
+    answers = engine.predict_chunks(images[:24].split(8))
+    assert len(next(answers)) == 8
+    for image in images[:8]:
+        eager.predict(image[None])
+    assert torch.equal(engine.state()["ids"], eager.reservoir.ids)
+    # Something else happens to the stream while the next chunk is under way: it is answered against the state it finds.
+    for image, answer in zip(images[60:63], engine.predict_many(images[60:63]), strict=True):
+        torch.testing.assert_close(eager.predict(image[None]).scores, answer.scores, rtol=0, atol=1e-10)
+    for image, answer in zip(images[8:16], next(answers), strict=True):
+        torch.testing.assert_close(eager.predict(image[None]).scores, answer.scores, rtol=0, atol=1e-10)
+
+
+def test_no_images_no_answers() -> None:
+    engine = Chunk(setup(), (8,))
+    assert engine.predict_many(make_images(3)[:0]) == []
+    assert engine.work.walks == 0

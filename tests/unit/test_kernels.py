@@ -1,0 +1,222 @@
+"""Every Triton kernel against the plain functions it stands for; without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from lessmore.condense.coreset import condense as plain_condense
+from lessmore.condense.schedule import stage
+from lessmore.config import Condensation, preset
+from lessmore.correction import affinities as plain_affinities
+from lessmore.correction import layer_weights
+from lessmore.encoder import encode
+from lessmore.engine.batched import Batched
+from lessmore.engine.graph import Fused
+from lessmore.engine.kernels.attention import attention
+from lessmore.engine.kernels.condense import condense
+from lessmore.engine.kernels.linear import linear, pack, parts
+from lessmore.engine.kernels.memory import Search, affinities, nearest
+from lessmore.engine.kernels.rows import activation, add_norm, embed, logits, unfold
+from lessmore.methods import Setup, make
+from lessmore.reservoir import empty, ready_anchors
+from lessmore.scoring import Anchors, attention_rows, head_mean, nearest_anchor, rank_sum, token_order
+from lessmore.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = ViTShape(BlockShape(32, 3, 2, 64, "quick_gelu", layer_scale=True), image_size=20, patch=4, embed=16)
+
+
+@pytest.fixture
+def random() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def normal(random: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=random).to(DEVICE)
+
+
+def tower(random: torch.Generator) -> ViT:
+    vit = ViT(SHAPE).eval().requires_grad_(False)
+    for parameter in vit.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.3 + (parameter == 1))
+    return vit.to(DEVICE)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["quick_gelu", "gelu", "gelu_tanh", "relu"])
+def test_linear_with_all_that_surrounds_it(name: str, random: torch.Generator) -> None:
+    K, N, rows = 40, 24, 19
+    layer, norm = torch.nn.Linear(K, N), torch.nn.LayerNorm(K)
+    with torch.no_grad():
+        for parameter in (*layer.parameters(), *norm.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=random))
+    layer, norm = layer.to(DEVICE).requires_grad_(False), norm.to(DEVICE).requires_grad_(False)
+    x, residual, scale = normal(random, rows, K) + 3, normal(random, rows, N), normal(random, N)
+    sums = torch.stack([x, x * x]).view(2, rows, 2, K // 2).sum(dim=-1)
+    emitted = torch.zeros(2, rows, parts(rows, N, K), device=DEVICE)
+    y = torch.full((rows, N), torch.nan, device=DEVICE)
+    linear(x, pack(layer, norm), y, name, residual, sums, emitted)
+    close(y, ACTIVATIONS[name](layer(norm(x))) + residual, 1e-4)
+    close(emitted.sum(dim=-1), torch.stack([y.sum(dim=1), (y * y).sum(dim=1)]), 1e-4)
+    close(linear(x, pack(layer, scale=scale), y.fill_(torch.nan)), layer(x) * scale, 1e-4)
+
+
+@pytest.mark.parametrize(("rows", "anchor_kv", "labels"), [("class", False, None), ("both", True, [3, -1])])
+def test_attention_scores_and_ranks(
+    rows: str, anchor_kv: bool, labels: list[int] | None, random: torch.Generator
+) -> None:
+    B, H, d, slot = 2, 2, 16, int(labels is not None)
+    N = 21 + slot
+    qkv = normal(random, B, N, 3 * H * d)
+    out = torch.full((B, N, H * d), torch.nan, device=DEVICE)
+    n = N - 1 - slot
+    scores = torch.full((B, H, n), torch.nan, device=DEVICE)
+    ranks = torch.full((B, H, n), -1, dtype=torch.int32, device=DEVICE)
+    label = None if labels is None else torch.tensor(labels, dtype=torch.int32, device=DEVICE)
+    attention(qkv, out, H, bool(slot), scores, ranks, label, rows, anchor_kv)  # type: ignore[arg-type]
+    q, k, v = qkv.view(B, N, 3, H, d).permute(2, 0, 3, 1, 4).unbind(0)
+    bias = torch.zeros(B, 1, 1, N, device=DEVICE)
+    if labels is not None:
+        bias[1, ..., 0] = -torch.inf
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+    close(out[:, slot:], expected[:, slot:])
+    row = attention_rows(q, k, bias)
+    wanted = row[:, :, slot, slot + 1 :]
+    if labels is not None:
+        wanted = torch.stack([(wanted[0] + row[0, :, 0, slot + 1 :]) / 2, wanted[1]])
+    close(scores, wanted)
+    assert torch.equal(ranks.sum(dim=1), rank_sum(scores))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Condensation(R=0.6),
+        Condensation(R=0.5, counts="exact", K=3, pruned="fuse", merge="inverse_distance", score="mean"),
+        Condensation(R=0.7, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"),
+    ],
+)
+def test_condense(config: Condensation, random: torch.Generator) -> None:
+    B, H, n, D = 2, 3, 30, 40
+    x, rows = normal(random, B, 1 + n, D), normal(random, B, H, n).softmax(dim=-1)
+    rows[:, :, 5] = rows[:, :, 9]  # ties
+    plan = stage(n, config)
+    ranks = torch.stack([rank_sum(rows[:, h : h + 1]) for h in range(H)], dim=1).int()
+    y = torch.full((B, 1 + plan.out, D), torch.nan, device=DEVICE)
+    sums = torch.full((2, B * (1 + plan.out), 1), torch.nan, device=DEVICE)
+    order = torch.full((B, n), -1, dtype=torch.int32, device=DEVICE)
+    target, ticket = torch.full((B, n), -9, device=DEVICE), torch.zeros(B, dtype=torch.int32, device=DEVICE)
+    condense(x, y, sums, rows, ranks if config.score == "rank" else None, order, target, ticket, plan, config)
+    expected = plain_condense(x[:, 1:], token_order(rows, config.score), head_mean(rows), plan, config)
+    assert torch.equal(target, expected.target)
+    close(y, torch.cat([x[:, :1], expected.tokens], dim=1))
+    close(sums[0].view(B, -1), y.sum(dim=2), 1e-4)
+    close(sums[1].view(B, -1), (y * y).sum(dim=2), 1e-4)
+    assert not ticket.any()
+
+
+def test_small_kernels(random: torch.Generator) -> None:
+    vit = tower(random)
+    pixels = normal(random, 2, 3, 20, 20)
+    patches = unfold(pixels, torch.full((2 * 25, 48), torch.nan, device=DEVICE), 4)
+    close(patches, F.unfold(pixels, 4, stride=4).transpose(1, 2).flatten(0, 1))
+    embedded = F.linear(patches, vit.patch_embed.weight.flatten(1))
+    tokens, sums = torch.full((2, 27, 32), torch.nan, device=DEVICE), torch.zeros(2, 2 * 27, 1, device=DEVICE)
+    embed(embedded, vit.class_embed, vit.positions, vit.norm_pre, tokens, sums)
+    close(tokens[:, 1:], vit.embed(pixels))
+    assert tokens.isfinite().all()
+    x, delta = normal(random, 7, 32), normal(random, 7, 32)
+    block = vit.blocks[0]
+    total, normed = add_norm(x, delta, block.norm1)  # type: ignore[union-attr, arg-type]
+    close(total, x + delta)
+    close(normed, block.norm1(x + delta))  # type: ignore[union-attr, operator]
+    close(activation(x.clone(), "quick_gelu"), ACTIVATIONS["quick_gelu"](x))
+    pooled, text = normal(random, 1, 16), F.normalize(normal(random, 11, 16), dim=-1)
+    feature, found = torch.zeros(1, 16, device=DEVICE), torch.zeros(1, 11, device=DEVICE)
+    logits(pooled, text, 20.0, feature, found)
+    close(feature, F.normalize(pooled, dim=-1))
+    close(found, 20 * feature @ text.T)
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None:
+    C, M, L, D = 10, 2, 3, 32
+    state = empty(C, M, L, D, 16, torch.float32, DEVICE)
+    state.means.copy_(normal(random, C, L, D))
+    state.anchors.copy_(normal(random, C, M, L, D))
+    space, label = Search.of(1, C, torch.device(DEVICE)), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    for filled in ([], [3, 8], list(range(C))):
+        state.counts.zero_()[filled] = 2
+        state.ids.fill_(-1)[filled] = 1
+        x, sums = normal(random, 1, 5, D), torch.zeros(2, 5, 3, device=DEVICE)
+        ready = "all" if everyone else "class"
+        expected = nearest_anchor(x[:, 1], ready_anchors(state, ready).at(1, x[:, 1]))  # type: ignore[arg-type]
+        nearest(x, sums, state, 1, everyone, label, space)
+        assert int(label) == int(expected.label)
+        if int(label) >= 0:
+            close(x[:, 0], expected.token[:, 0])
+            close(sums[:, 0].sum(dim=-1), torch.stack([x[0, 0].sum(), (x[0, 0] ** 2).sum()]))
+    tokens, weights = normal(random, L, 2 * D)[:, :D], layer_weights(L, 0.5, "linspace", state.keys)
+    found = affinities(tokens, weights, state, torch.full((C, M), torch.nan, device=DEVICE))
+    close(found, plain_affinities(tokens, state.anchors, weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("default", {}),
+        ("paper", {"strategy": "similarity"}),
+        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first"}),
+        ("default", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
+    ],
+)
+@torch.no_grad()
+def test_a_whole_step(name: str, options: dict[str, object], random: torch.Generator) -> None:
+    """The fused step and the plain one, image by image: same sets, same reservoir, same answers."""
+    text = F.normalize(normal(random, 3, 16), dim=-1)
+    setup = Setup(tower(random), text, 20.0, preset(name, layers=(1, 2), **options))
+    plain, ours = make("tca", setup), make("tca", setup)
+    fused = Fused(ours)  # type: ignore[arg-type]
+    for i in range(6):
+        pixels = normal(random, 1, 3, 20, 20)
+        if i == 4:
+            pixels[0, 0, 0, 0] = torch.nan  # never stored
+        expected = plain.predict(pixels)
+        fused(pixels)
+        found = fused.outcome()
+        assert torch.equal(plain.state()["ids"], ours.state()["ids"])
+        if i == 4:
+            continue
+        for mine, theirs in zip(found.steps, expected.steps, strict=True):
+            assert torch.equal(mine.target, theirs.target)
+            assert theirs.anchor is None or torch.equal(mine.anchor, theirs.anchor)  # type: ignore[arg-type]
+        close(found.scores, expected.scores, 1e-4)
+        close(found.zero_shot, expected.zero_shot, 1e-4)
+        assert bool(found.stored) == bool(expected.stored)
+    for key, value in plain.state().items():
+        close(ours.state()[key], value, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@torch.no_grad()
+def test_a_batch(name: str, random: torch.Generator) -> None:
+    """The fused tower for batches and the plain encoder, with anchors and without."""
+    vit, config = tower(random), preset(name, R=0.7, layers=(1, 2)).condensation
+    anchors = Anchors(normal(random, 4, 3, 32), torch.tensor([True, False, True, True], device=DEVICE))
+    pixels = normal(random, 3, 3, 20, 20)
+    fused = Batched(vit, config)
+    begun = fused.begin(pixels)
+    for guide in (None, anchors, Anchors(anchors.means, torch.zeros_like(anchors.ready))):
+        expected, found = encode(vit, pixels, config, guide), fused.resume(begun, guide)
+        close(found.feature, expected.feature, 1e-4)
+        close(found.tokens, expected.tokens, 1e-4)
+        for mine, theirs in zip(found.steps, expected.steps, strict=True):
+            assert torch.equal(mine.target, theirs.target)
+            assert theirs.anchor is None or torch.equal(mine.anchor, theirs.anchor)  # type: ignore[arg-type]
