@@ -21,8 +21,8 @@ lint: $(VENV)/.dev ## style and types
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python benchmarks/speed.py
 
-soak: $(VENV)/.dev ## the long way: many more random draws, the real model on 1,000 photographs
-	LESSMORE_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout=3600 tests/property tests/parity/test_shared_models.py
+soak: $(VENV)/.dev ## the long way: many more random draws and kills, the real model on 1,000 photographs
+	LESSMORE_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout=3600 tests/property tests/parity/test_shared_models.py tests/fault
 
 compat: ## importers and units on the oldest supported transformers
 	test -x .venv-compat/bin/python || $(PYTHON) -m venv .venv-compat

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-import lessmore
 from lessmore import Adapter, Prediction, adapt
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.vlm import VLM
@@ -46,7 +45,7 @@ def same(a: Prediction, b: Prediction) -> bool:
     )
 
 
-@pytest.mark.parametrize("method", lessmore.list_methods())
+@pytest.mark.parametrize("method", ["zeroshot", "tca", "tda", "mta", "zero"])
 @pytest.mark.parametrize("preset", ["default", "paper", "released"])
 def test_predictions_are_distributions_with_a_label(vlm: VLM, method: str, preset: str) -> None:
     adapter = make(vlm, method=method, preset=preset)

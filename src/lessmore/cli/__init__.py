@@ -9,11 +9,24 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 import lessmore
-from lessmore.cli import classify, demo, flops, ls, vis
+from lessmore.cli import bench, build, classify, demo, export, flops, ls, run, sweep, train_prompt, validate, vis
 from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter
 from lessmore.errors import LessmoreError
 
-COMMANDS = {"demo": demo, "classify": classify, "vis": vis, "flops": flops, "ls": ls}
+COMMANDS = {
+    "demo": demo,
+    "classify": classify,
+    "vis": vis,
+    "flops": flops,
+    "bench": bench,
+    "export": export,
+    "run": run,
+    "sweep": sweep,
+    "train-prompt": train_prompt,
+    "validate": validate,
+    "ls": ls,
+    "build": build,
+}
 EXAMPLES = """examples:
   lessmore demo
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 --output out.csv

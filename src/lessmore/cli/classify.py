@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
@@ -20,6 +17,7 @@ from lessmore.cli.common import (
     INTERRUPTED,
     OK,
     SOME_FAILED,
+    Stop,
     add_budget,
     add_method,
     add_model,
@@ -27,9 +25,9 @@ from lessmore.cli.common import (
     make_adapter,
     new_parser,
 )
+from lessmore.data.images import ENDINGS
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 EXAMPLES = """examples:
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16
   lessmore classify photos/ more/a.jpg --classes cats.txt --model open_clip:ViT-B-16/openai --output out.jsonl
@@ -210,27 +208,3 @@ def _summary(tally: Tally, args: Namespace) -> None:
         how = "run the same command to go on" if args.state else "without --state it cannot be continued"
         parts.append(f"{tally.left} left: interrupted, {how}")
     print(f"lessmore classify: {'; '.join(parts)}", file=sys.stderr)
-
-
-class Stop:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the current image; the second one acts at once.
-
-    An image that is given up halfway could leave a memory that is half updated, and that must not be saved.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Stop:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._ask)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self.__exit__()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -42,7 +44,9 @@ def add_budget(args: ArgumentParser) -> None:
 def add_method(args: ArgumentParser) -> None:
     """Options --method and --reducer."""
     args.add_argument("--method", type=str, default="tca", help=", ".join(list_methods()))
-    args.add_argument("--reducer", type=str, default="tca", help=", ".join(list_reducers()))
+    args.add_argument(
+        "--reducer", type=str, default="auto", help="auto (tca for tca, else none), " + ", ".join(list_reducers())
+    )
 
 
 def add_model(args: ArgumentParser) -> None:
@@ -91,3 +95,27 @@ def check_writable(path: Path, endings: Sequence[str]) -> None:
 
 def _what(path: Path, folder: Path) -> str:
     return "a folder; add a file name" if path.is_dir() else "no folder; make it first"
+
+
+class Stop:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the current image; the second one acts at once.
+
+    An image that is given up halfway could leave a memory that is half updated, and that must not be saved.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self.__exit__()

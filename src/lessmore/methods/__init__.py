@@ -1,6 +1,43 @@
 """Methods: how a stream of images becomes predictions."""
 
-from lessmore.methods import tca, zeroshot  # noqa: F401  (registers them)
-from lessmore.methods.registry import Facts, FromEncoded, Method, Outcome, Setup, list_methods, make, register
+from lessmore.methods import (  # noqa: F401  (registers them)
+    cocoop,
+    coop,
+    ctpt,
+    difftpt,
+    mta,
+    sar,
+    tca,
+    tda,
+    tent,
+    tpt,
+    zero,
+    zeroshot,
+)
+from lessmore.methods.registry import (
+    Facts,
+    FromEncoded,
+    FromViews,
+    Method,
+    Outcome,
+    Setup,
+    list_methods,
+    make,
+    method_options,
+    register,
+    split_options,
+)
 
-__all__ = ["Facts", "FromEncoded", "Method", "Outcome", "Setup", "list_methods", "make", "register"]
+__all__ = [
+    "Facts",
+    "FromEncoded",
+    "FromViews",
+    "Method",
+    "Outcome",
+    "Setup",
+    "list_methods",
+    "make",
+    "method_options",
+    "register",
+    "split_options",
+]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
+from PIL import Image
 from torch import Tensor
 
 from lessmore.condense.source import Step
-from lessmore.config import Preset
+from lessmore.config import Adaptation, Condensation, Preset
 from lessmore.encoder import Encoded
 from lessmore.errors import ConfigError, unknown
+from lessmore.eval.flops import Accounting, costs
 from lessmore.vit import ViT
+from lessmore.vlm import VLM
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,26 @@ class Setup:
     """Class embeddings, [C, E], L2-normalised, in the tower's precision or better."""
     logit_scale: float
     preset: Preset
+    vlm: VLM | None = None
+    """The whole model, for methods that need its preprocessing (`views`) or its text tower (learned prompts)."""
+    classes: tuple[str, ...] = ()
+    """Class names, cleaned."""
+    templates: tuple[str, ...] = ()
+    """The templates behind `text`; functions among them are left out."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The method's own options that differ from their defaults."""
+
+    @property
+    def model(self) -> VLM:
+        """The whole model, or an error that says it is missing."""
+        if self.vlm is None:
+            raise ConfigError("this method needs the whole model; give Setup its vlm, or use lessmore.adapt")
+        return self.vlm
+
+    def image_macs(self, accounting: Accounting = "matmul") -> int:
+        """Multiply-accumulates of one image through the (condensing) tower, its logits included."""
+        shape = self.vision.shape
+        return costs(shape, self.preset.condensation, None, len(self.text), accounting=accounting).macs
 
 
 class Outcome(NamedTuple):
@@ -74,6 +97,11 @@ class Method(Protocol):
     def slots(self) -> Tensor | None:
         """Which slots of the memory are in use, [C, M] bool; None where there is no memory."""
 
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """Multiply-accumulates of one image. `matmul`: all that is really spent, every view, backward and text pass,
+        a backward pass counted as two forward passes of what is differentiated. `paper`: forward passes of the towers
+        alone, as the paper's tables count them."""
+
 
 @runtime_checkable
 class FromEncoded(Protocol):
@@ -86,15 +114,33 @@ class FromEncoded(Protocol):
         """What `predict` answers for the image that this is the encoding of (a batch of one)."""
 
 
-Maker = Callable[[Setup], Method]
-_METHODS: dict[str, Maker] = {}
+@runtime_checkable
+class FromViews(Protocol):
+    """A method that looks at several views of one image: its `predict` takes [V, 3, S, S], the plain one first."""
+
+    def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
+        """Views [V, 3, S, S] of an RGB image, or of preprocessed pixels [3, S, S]; the same for the same arguments."""
 
 
-def register(name: str) -> Callable[[Maker], Maker]:
-    """Decorator: make a method known under a name."""
+Maker = Callable[..., Method]
+
+
+class Registered(NamedTuple):
+    """A method as the registry holds it: called with a setup and, where it has options of its own, with those."""
+
+    maker: Maker
+    options: type | None = None
+
+
+_METHODS: dict[str, Registered] = {}
+
+
+def register(name: str, options: type | None = None) -> Callable[[Maker], Maker]:
+    """Decorator: make a method known under a name. options: the frozen dataclass of its own settings, all of them with
+    defaults and validated in `__post_init__`; an instance of it is the maker's second argument."""
 
     def add(maker: Maker) -> Maker:
-        _METHODS[name] = maker
+        _METHODS[name] = Registered(maker, options)
         return maker
 
     return add
@@ -102,7 +148,8 @@ def register(name: str) -> Callable[[Maker], Maker]:
 
 def known() -> dict[str, Maker | None]:
     """Built-in methods and those of installed packages (entry point group `lessmore.methods`), not yet imported."""
-    return {**{e.name: None for e in entry_points(group="lessmore.methods")}, **_METHODS}
+    elsewhere = dict.fromkeys(e.name for e in entry_points(group="lessmore.methods"))
+    return {**elsewhere, **{name: found.maker for name, found in _METHODS.items()}}
 
 
 def list_methods() -> list[str]:
@@ -110,13 +157,49 @@ def list_methods() -> list[str]:
     return sorted(known())
 
 
+def find(name: str) -> Registered:
+    """The named method; a package's is imported only now, and may register options with itself."""
+    if name not in known():
+        raise ConfigError(unknown("method", name, known()))
+    if name not in _METHODS:
+        (entry,) = entry_points(group="lessmore.methods", name=name)
+        _METHODS.setdefault(name, Registered(entry.load()))
+    return _METHODS[name]
+
+
+def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options by owner: the method's own, and the preset's. A name that both have is the method's."""
+    kind = find(name).options
+    own = {f.name for f in fields(kind)} if kind else set()
+    shared = {f.name for part in (Condensation, Adaptation) for f in fields(part)}
+    for key in options:
+        if key not in own | shared:
+            raise ConfigError(unknown("option", key, own | shared))
+    return {k: v for k, v in options.items() if k in own}, {k: v for k, v in options.items() if k not in own}
+
+
+def method_options(name: str, options: Mapping[str, Any]) -> Any:
+    """The method's own settings with these in place of defaults, as its dataclass; None where it has none."""
+    kind = find(name).options
+    hints = get_type_hints(kind) if kind else {}
+    for key, value in options.items():
+        if key not in hints:
+            raise ConfigError(unknown(f"option of {name}", key, hints))
+        if hints[key] in (bool, int, float, str) and not _fits(value, hints[key]):
+            raise ConfigError(f"{key}={value!r} is not {_A[hints[key]]}")
+    return kind(**options) if kind else None
+
+
+_A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is kind
+
+
 def make(name: str, setup: Setup) -> Method:
     """Build the named method."""
-    makers = known()
-    if name not in makers:
-        raise ConfigError(unknown("method", name, makers))
-    maker = makers[name]
-    if maker is None:
-        (entry,) = entry_points(group="lessmore.methods", name=name)
-        maker = entry.load()
-    return maker(setup)
+    found, options = find(name), method_options(name, setup.options)
+    return found.maker(setup) if options is None else found.maker(setup, options)

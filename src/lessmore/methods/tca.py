@@ -11,6 +11,7 @@ from lessmore import reservoir
 from lessmore.condense.source import Step
 from lessmore.correction import correct, layer_weights, probabilities, token_scores
 from lessmore.encoder import Encoded, encode
+from lessmore.eval.flops import Accounting, costs
 from lessmore.methods.registry import Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.reservoir import Delta, Reservoir
@@ -116,3 +117,9 @@ class TCA:
     def slots(self) -> Tensor:
         """Which slots of the reservoir are in use, [C, M] bool."""
         return self.reservoir.ids >= 0
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """One pass of the tower and, in `matmul`, the correction."""
+        setup, preset = self.setup, self.setup.preset
+        shape, classes = setup.vision.shape, len(setup.text)
+        return costs(shape, preset.condensation, preset.adaptation, classes, accounting=accounting).macs

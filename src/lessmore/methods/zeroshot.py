@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from lessmore.encoder import Encoded, encode
+from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Facts, Outcome, Setup, register
 
 
@@ -48,3 +49,7 @@ class ZeroShot:
 
     def slots(self) -> None:
         """No memory."""
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """One pass of the tower."""
+        return self.setup.image_macs(accounting)

@@ -1,0 +1,104 @@
+"""CoOp: zero-shot classification with a context learnt from a few labelled images (`lessmore train-prompt`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from lessmore.encoder import Encoded, encode
+from lessmore.errors import ConfigError
+from lessmore.eval.flops import Accounting
+from lessmore.methods.context import Frame, embed_classes, frame, read_context
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.zeroshot import zero_shot_logits
+
+
+@dataclass(frozen=True)
+class CoOpOptions:
+    """What CoOp and CoCoOp need."""
+
+    context: str = ""
+    """File of the learned context; it serves any class list of the model it was learnt with."""
+    sha256: str = ""
+    """Of that file: found out where it is not given, so that results say what made them, and else it must agree."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        if not self.context:
+            raise ConfigError(
+                "this method needs a learned context; make one with lessmore train-prompt and give its file as context="
+            )
+        try:
+            found = hashlib.sha256(Path(self.context).read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"the context {self.context} cannot be read ({error.strerror}); check the path"
+            ) from error
+        if self.sha256 not in ("", found):
+            raise ConfigError(f"{self.context} is not the file of that sha256; give the right one, or no sha256")
+        object.__setattr__(self, "sha256", found)
+
+
+def load_learned(setup: Setup, path: str, method: str) -> tuple[Frame, dict[str, Tensor]]:
+    """The frame of the setup's classes and the learned tensors, which must be of the method named."""
+    tensors, facts = read_context(Path(path), setup.model)
+    if facts["method"] != method:
+        raise ConfigError(f"{path} was learnt by {facts['method']}, not {method}; choose that method, or train anew")
+    framed = frame(setup.model, setup.classes, facts["words"])
+    return framed, {name: tensor.to(framed.start) for name, tensor in tensors.items()}
+
+
+@register("coop", CoOpOptions)
+class CoOp:
+    """The class whose learned prompt is nearest; nothing is remembered."""
+
+    method = "coop"
+    wants: Literal["feature"] = "feature"
+
+    def __init__(self, setup: Setup, options: CoOpOptions) -> None:
+        self.setup = setup
+        self.frame, self.learned = load_learned(setup, options.context, self.method)
+        weights = sum(v.numel() for k, v in self.learned.items() if not k.endswith("bias"))
+        self.facts = Facts(training_free=False, kind="episodic", learnable_parameters=weights)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Embed the classes once."""
+        self.text = embed_classes(self.frame, self.learned["context"])
+
+    def embeddings(self, feature: Tensor) -> Tensor:
+        """Class embeddings [C, E] for an image's feature [E]."""
+        return self.text
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W]."""
+        return self.answer(encode(self.setup.vision, pixels, self.setup.preset.condensation))
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        """Answer an encoded image."""
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
+        learned = zero_shot_logits(encoded, self.embeddings(encoded.feature[0]), self.setup.logit_scale)[0]
+        return Outcome(logits, learned.softmax(dim=-1), logits.softmax(dim=-1), None, encoded.steps)
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep: what was learnt lies in its own file."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+    def slots(self) -> None:
+        """No memory."""
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """One pass of the tower, and the learned logits beside the zero-shot ones."""
+        beside = self.setup.text.numel() if accounting == "matmul" else 0
+        return self.setup.image_macs(accounting) + beside

@@ -1,0 +1,124 @@
+"""MTA: the mode of an image's views by MeanShift, in which every view counts as much as it fits the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from lessmore.encoder import encode
+from lessmore.errors import ConfigError
+from lessmore.eval.flops import Accounting
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.views import ViewOptions, make_views, of_plain
+
+_ROUNDS = 5
+_STILL = 1e-6  # what moves less than this has arrived
+_NARROWEST = 1e-12  # squared bandwidth where views coincide
+
+
+@dataclass(frozen=True)
+class MTAOptions(ViewOptions):
+    """MTA's own settings, as published."""
+
+    neighbours: float = 0.3
+    """Share of the other views whose distances make a view's bandwidth."""
+    lambda_y: float = 0.2
+    """Large values make the views' weights alike."""
+    lambda_q: float = 4.0
+    """How much agreement of the answers counts beside density."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        super().__post_init__()
+        if not 0 < self.neighbours <= 1:
+            raise ConfigError(f"neighbours must lie in (0, 1], not {self.neighbours}")
+        if self.lambda_y <= 0 or self.lambda_q < 0:
+            raise ConfigError(f"lambda_y must be positive, lambda_q not negative, not {self.lambda_y}, {self.lambda_q}")
+
+
+def find_mode(features: Tensor, logits: Tensor, options: MTAOptions) -> tuple[Tensor, Tensor]:
+    """Features [V, E] of length 1, the plain image's first, and logits [V, C] → mode [E] of length 1, weights [V]."""
+    V = len(features)
+    widths = bandwidths(features, options.neighbours)
+    answers = logits.softmax(dim=-1)
+    agreement = answers @ answers.T
+    y, mode = features.new_full((V,), 1 / V), features[0]
+
+    def density(m: Tensor) -> Tensor:
+        return torch.exp(-(features - m).square().sum(dim=1) / (2 * widths))
+
+    def weigh(y: Tensor) -> Tensor:
+        return ((near + options.lambda_q * (agreement @ y)) / options.lambda_y).softmax(dim=0)
+
+    def shift(m: Tensor) -> Tensor:
+        return F.normalize((y * density(m)) @ features, dim=0)
+
+    for _ in range(_ROUNDS):
+        near = density(mode)
+        y = _settle(weigh, y)
+        mode = _settle(shift, mode)
+    return mode, y
+
+
+def bandwidths(features: Tensor, neighbours: float) -> Tensor:
+    """Half the mean squared distance of every view [V, E] to the nearest share of the others, [V]."""
+    squared = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").square()
+    k = max(1, int(neighbours * (len(features) - 1)))
+    return (0.5 * squared.sort(dim=1).values[:, 1 : k + 1].mean(dim=1)).clamp_min(_NARROWEST)
+
+
+def _settle(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Repeat a step until nothing moves, or a few times; what has arrived stays, without asking the host."""
+    moving = torch.ones((), dtype=torch.bool, device=x.device)
+    for _ in range(_ROUNDS):
+        new = torch.where(moving, step(x), x)
+        moving = (new - x).norm() >= _STILL
+        x = new
+    return x
+
+
+@register("mta", MTAOptions)
+class MTA:
+    """Every image alone; nothing is remembered."""
+
+    def __init__(self, setup: Setup, options: MTAOptions) -> None:
+        self.setup = setup
+        self.options = options
+        self.facts = Facts(training_free=True, kind="episodic", views=options.views)
+
+    def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
+        """The plain image and random crops of it, [V, 3, S, S]."""
+        return make_views(self.setup.model, image, seed, self.options)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one image, given its views [V, 3, S, S]."""
+        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
+        mode, _ = find_mode(encoded.feature, logits, self.options)
+        scores = (self.setup.logit_scale * (mode @ self.setup.text.to(mode.dtype).T)).softmax(dim=-1)
+        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+    def slots(self) -> None:
+        """No memory."""
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """A pass of the tower for every view and, in `matmul`, the views' agreement and the way to the mode."""
+        V, E, C = self.options.views, self.setup.vision.shape.embed, len(self.setup.text)
+        search = V * V * C + _ROUNDS**2 * (V * V + V * E) + C * E
+        return V * self.setup.image_macs(accounting) + (search if accounting == "matmul" else 0)

@@ -1,0 +1,122 @@
+"""SAR: Tent on reliable samples only, towards flat minima, and started anew when it collapses.
+
+g = ∇ mean Ent(w) over samples with Ent < margin · ln C;   w⁺ = w + ρ g / ‖g‖
+w ← SGD step from w along ∇ mean Ent(w⁺) over those of them still below the margin
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lessmore.errors import ConfigError
+from lessmore.eval.flops import Accounting
+from lessmore.methods.registry import Setup, register
+from lessmore.methods.tent import Tent, TentOptions, entropy
+
+_DECAY = 0.9
+
+
+@dataclass(frozen=True)
+class SAROptions(TentOptions):
+    """SAR's own settings, as published for vision transformers."""
+
+    lr: float = 1e-3
+    """Learning rate of a step on 64 images; a step on fewer takes it in proportion, on a single image twice that."""
+    nesterov: bool = False
+    margin: float = 0.4
+    """A sample is reliable if the entropy of its answer is below this share of the largest possible, ln C."""
+    rho: float = 0.05
+    """Length of the step uphill before the gradient is taken."""
+    floor: float = 0.2
+    """The affines start anew once the moving average of the loss falls below this."""
+    frozen: float = 0.25
+    """Share of the blocks, from the last one back, whose norms are left alone; a quarter is blocks 9 to 11 of 12."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        super().__post_init__()
+        if not self.rho > 0 or not 0 < self.margin <= 1 or not 0 <= self.frozen <= 1:
+            raise ConfigError(
+                f"rho must be positive, margin in (0, 1] and frozen in [0, 1], "
+                f"not {self.rho}, {self.margin} and {self.frozen}"
+            )
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of a step on `window` images."""
+        return super().rate * (2 if self.window == 1 else 1)
+
+
+@register("sar", SAROptions)
+class SAR(Tent):
+    """Tent's affines and momentum, and the moving average of the loss."""
+
+    options: SAROptions
+    average: Tensor
+
+    def __init__(self, setup: Setup, options: SAROptions) -> None:
+        depth = setup.vision.shape.blocks.depth
+        first = depth - math.floor(options.frozen * depth)
+        self.above = tuple(f"blocks.{i}." for i in range(first, depth))
+        self.bound = options.margin * math.log(len(setup.text))
+        super().__init__(setup, options)
+
+    def learns(self, name: str) -> bool:
+        """Whether the affine of that name is learnt: all but those of the last blocks."""
+        return not name.startswith(self.above)
+
+    def adapt(self, pixels: Tensor, logits: Tensor) -> None:
+        """The two steps on images [B, 3, H, W] answered with logits [B, C]; none at all where no sample is reliable."""
+        uncertain = entropy(logits)
+        reliable = uncertain < self.bound
+        if not reliable.any():
+            return
+        uphill = self.gradients(uncertain[reliable].mean())
+        loss, gradients = self._sharp(pixels[reliable], uphill)
+        if loss is None:
+            return
+        self.step(gradients)
+        self.average = loss if self.average.isnan() else torch.lerp(loss, self.average, _DECAY)
+        if self.average < self.options.floor:
+            self.start_anew()
+
+    def _sharp(self, pixels: Tensor, uphill: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+        """Loss and gradients a little uphill, for those samples that are reliable there too; None where none is."""
+        weights = list(self.affines.values())
+        here = [weight.detach().clone() for weight in weights]
+        reach = self.options.rho / torch.nn.utils.get_total_norm(uphill).clamp_min(1e-12)
+        with torch.no_grad():
+            for weight, slope in zip(weights, uphill, strict=True):
+                weight += reach * slope
+        uncertain = entropy(self.logits(self.encode(pixels)))
+        reliable = uncertain < self.bound
+        loss = uncertain[reliable].mean() if reliable.any() else None
+        gradients = [] if loss is None else self.gradients(loss)
+        with torch.no_grad():
+            for weight, before in zip(weights, here, strict=True):
+                weight.copy_(before)
+        return None if loss is None else loss.detach(), gradients
+
+    def start_anew(self) -> None:
+        """Affines, optimiser and average as at the start; what is gathered for the next step stays."""
+        super().start_anew()
+        self.average = self.waiting.new_full((), math.nan)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tent's, and the moving average (NaN before the first step)."""
+        return {**super().state(), "average": self.average.clone()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`, on whatever device this method runs."""
+        super().restore(state)
+        self.average = state["average"].to(self.average, copy=True)
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """Tent's, and a second pass with its gradient for every image, as if all were reliable."""
+        again = 3 if accounting == "matmul" else 0
+        return super().macs(accounting) + again * self.setup.image_macs(accounting)

@@ -1,0 +1,188 @@
+"""Tent: the LayerNorm affines of the vision tower descend the entropy of its own answers, online.
+
+Written for batches; here one image may be the batch (`window=1`), or `window` images are gathered before each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lessmore.encoder import Encoded, encode
+from lessmore.errors import ConfigError
+from lessmore.eval.flops import Accounting
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.views import of_plain
+from lessmore.vit import ViT
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class TentOptions:
+    """Tent's own settings; the defaults are those of its usual port to CLIP."""
+
+    lr: float = 2.5e-4
+    """Learning rate of a step on 64 images; a step on fewer takes it in proportion."""
+    momentum: float = 0.9
+    nesterov: bool = True
+    window: int = 1
+    """Images per step: whenever so many have come, one step is made on all of them."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        if not self.lr > 0 or not 0 <= self.momentum < 1:
+            raise ConfigError(f"lr must be positive and momentum in [0, 1), not {self.lr} and {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("nesterov needs a momentum above 0; set nesterov=False with momentum=0")
+        if self.window < 1:
+            raise ConfigError(f"window is a number of images from 1, not {self.window}")
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of a step on `window` images."""
+        return self.lr * self.window / _BATCH
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits) in nats, [..., C] → [...]; its gradient is finite where a probability is 0."""
+    log = logits.log_softmax(dim=-1)
+    return -(log.exp() * log).sum(dim=-1)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type gradients are taken in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def with_own_norms(vision: ViT) -> ViT:
+    """The tower with LayerNorms of its own; all other weights stay shared, unless they must be widened to float32."""
+    with torch.device("meta"):
+        own = type(vision)(vision.shape).requires_grad_(False)
+    norms = set(norm_affines(own))
+    weights = {k: v.to(wide(v.dtype), copy=k in norms) for k, v in vision.state_dict().items()}
+    own.load_state_dict(weights, assign=True)
+    return own.eval()
+
+
+def norm_affines(tower: nn.Module) -> dict[str, nn.Parameter]:
+    """Weight and bias of every LayerNorm, by name, in the order of the tower."""
+    layers = ((name, layer) for name, layer in tower.named_modules() if isinstance(layer, nn.LayerNorm))
+    return {f"{name}.{part}": weight for name, layer in layers for part, weight in layer.named_parameters()}
+
+
+@register("tent", TentOptions)
+class Tent:
+    """Holds the affines, their momentum, and the images gathered for the next step."""
+
+    def __init__(self, setup: Setup, options: TentOptions) -> None:
+        self.setup = setup
+        self.options = options
+        self.tower = with_own_norms(setup.vision)
+        self.affines = {k: v.requires_grad_() for k, v in norm_affines(self.tower).items() if self.learns(k)}
+        self.start = {k: v.detach().clone() for k, v in self.affines.items()}
+        # As the method's papers count: the text tower's last norm is on their list, though no gradient reaches it.
+        idle = 0 if setup.vlm is None else sum(p.numel() for p in setup.vlm.text.norm_post.parameters())
+        learnable = idle + sum(v.numel() for v in self.start.values())
+        self.facts = Facts(False, "online", needs_gradients=True, learnable_parameters=learnable)
+        self.waiting: Tensor
+        self.reset()
+
+    def learns(self, name: str) -> bool:
+        """Whether the affine of that name is learnt."""
+        return True
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W] as the tower stands, then adapt if the window is full."""
+        batch = torch.cat([pixels.to(self.waiting), self.waiting])
+        if len(batch) < self.options.window:
+            self.waiting = batch
+            encoded = self.encode(pixels)
+            return self._outcome(pixels, encoded, self.logits(encoded).detach())
+        self.waiting = batch[:0]
+        with torch.enable_grad():
+            encoded = self.encode(batch)
+            logits = self.logits(encoded)
+            outcome = self._outcome(pixels, encoded, logits.detach())
+            self.adapt(batch, logits)
+        return outcome
+
+    def adapt(self, pixels: Tensor, logits: Tensor) -> None:
+        """One step on images [B, 3, H, W] that the tower just answered with logits [B, C], gradients attached."""
+        self.step(self.gradients(entropy(logits).mean()))
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The slope of the loss along every affine."""
+        return list(torch.autograd.grad(loss, list(self.affines.values())))
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One optimiser step; gradients that are not finite are left out, for they would stay for ever."""
+        if not torch.nn.utils.get_total_norm(gradients).isfinite():
+            return
+        for weight, gradient in zip(self.affines.values(), gradients, strict=True):
+            weight.grad = gradient
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def encode(self, pixels: Tensor) -> Encoded:
+        """Images [B, 3, H, W] through the adapted tower."""
+        return encode(self.tower, pixels.to(self.waiting.dtype), self.setup.preset.condensation)
+
+    def logits(self, encoded: Encoded) -> Tensor:
+        """[B, C]."""
+        return zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
+
+    def _outcome(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> Outcome:
+        """The answer for the first image of the batch, beside that of the tower as it came."""
+        with torch.no_grad():
+            before = self.logits(encode(self.setup.vision, pixels, self.setup.preset.condensation))[0]
+        return Outcome(before, logits[0].softmax(dim=-1), before.softmax(dim=-1), None, of_plain(encoded.steps))
+
+    def reset(self) -> None:
+        """The affines as they came, no momentum, nothing gathered."""
+        side = self.setup.vision.shape.image_size
+        self.waiting = self.tower.positions.new_empty(0, 3, side, side)
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """The affines as they came, and a fresh optimiser."""
+        with torch.no_grad():
+            for name, weight in self.affines.items():
+                weight.copy_(self.start[name])
+        chosen = self.options
+        self.optimiser = torch.optim.SGD(
+            self.affines.values(), chosen.rate, momentum=chosen.momentum, nesterov=chosen.nesterov
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Affines, momenta (none before the first step) and the images gathered; independent copies."""
+        affines = {f"affine.{k}": v.detach().clone() for k, v in self.affines.items()}
+        momenta = {f"momentum.{k}": v.clone() for k, v in self._momenta().items()}
+        return {**affines, **momenta, "waiting": self.waiting.clone()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`, on whatever device this method runs."""
+        self.reset()
+        with torch.no_grad():
+            for name, weight in self.affines.items():
+                weight.copy_(state[f"affine.{name}"])
+                if f"momentum.{name}" in state:
+                    momentum = state[f"momentum.{name}"].to(weight, copy=True)
+                    self.optimiser.state[weight]["momentum_buffer"] = momentum
+        self.waiting = state["waiting"].to(self.waiting, copy=True)
+
+    def _momenta(self) -> dict[str, Tensor]:
+        buffers = {k: self.optimiser.state[v].get("momentum_buffer") for k, v in self.affines.items()}
+        return {k: v for k, v in buffers.items() if v is not None}
+
+    def slots(self) -> None:
+        """No memory of single images."""
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """A pass with its gradient and one of the tower as it came; with a window, each image once more in its step."""
+        passes = 5 - 1 / self.options.window if accounting == "matmul" else 1
+        return round(passes * self.setup.image_macs(accounting))

@@ -1,0 +1,87 @@
+"""ZERO: the confident views of an image vote, each for one class: their mean answer at temperature zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from lessmore.encoder import encode
+from lessmore.errors import ConfigError
+from lessmore.eval.flops import Accounting
+from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.views import ViewOptions, make_views, of_plain
+
+
+@dataclass(frozen=True)
+class ZeroOptions(ViewOptions):
+    """ZERO's own settings, as published."""
+
+    selection: float = 0.3
+    """Share of the views that vote, those with the least entropy; one at least."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        super().__post_init__()
+        if not 0 < self.selection <= 1:
+            raise ConfigError(f"selection must lie in (0, 1], not {self.selection}")
+
+
+def ballot(logits: Tensor, selection: float) -> Tensor:
+    """Logits [V, C] of all views → shares of the votes [C]; classes that lead together are told apart by one more vote.
+
+    That vote is cast by the next most confident view that is for one of them or, if there is none, by the most
+    confident of those that voted.
+    """
+    order = torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).sort(stable=True).indices
+    choices = logits.argmax(dim=-1)[order]
+    kept = max(1, int(selection * len(logits) + 1e-9))
+    counts = F.one_hot(choices[:kept], logits.shape[1]).sum(dim=0)
+    leads = counts == counts.max()
+    queue = torch.cat([choices[kept:], choices[:kept]])
+    extra = F.one_hot(queue.take(leads[queue].int().argmax()), logits.shape[1]) * (leads.sum() > 1)
+    votes = (counts + extra).to(logits.dtype)
+    return votes / votes.sum()
+
+
+@register("zero", ZeroOptions)
+class Zero:
+    """Every image alone; nothing is remembered."""
+
+    def __init__(self, setup: Setup, options: ZeroOptions) -> None:
+        self.setup = setup
+        self.options = options
+        self.facts = Facts(training_free=True, kind="episodic", views=options.views)
+
+    def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
+        """The plain image and random crops of it, [V, 3, S, S]."""
+        return make_views(self.setup.model, image, seed, self.options)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one image, given its views [V, 3, S, S]."""
+        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
+        scores = ballot(logits, self.options.selection)
+        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+    def slots(self) -> None:
+        """No memory."""
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """A pass of the tower for every view."""
+        return self.options.views * self.setup.image_macs(accounting)
