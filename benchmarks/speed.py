@@ -11,6 +11,7 @@ of the paper's code and `--tome` one of ToMe's.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,6 +243,7 @@ def plot(rows: list[Row], path: str) -> None:
     axes.bar_label(bars, fmt="%.2f ms", padding=3)
     axes.axvline(plain, color="#c44e52", linewidth=1.5, label=f"plain zero-shot, fused: {plain:.2f} ms")
     axes.invert_yaxis()
+    axes.set(xscale="log", xlim=(0.3, 60))
     axes.set_xlabel("milliseconds per TCA step, R = 0.9, one image")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -271,11 +273,12 @@ def main() -> None:
     parser.add_argument("--tome", help="a checkout of ToMe")
     parser.add_argument("--output", help="JSON of all rows")
     parser.add_argument("--plot", help="picture of the waterfall")
+    parser.add_argument("--rows", help="measure nothing: take the rows of an earlier --output")
     args = parser.parse_args()
     args.dtype = getattr(torch, args.dtype or ("float16" if args.device == "cuda" else "float32"))
     everything = list(SECTIONS) if args.device == "cuda" else ["step", "peer"]
-    rows: list[Row] = []
-    for section in args.sections or everything:
+    rows: list[Row] = json.loads(Path(args.rows).read_text()) if args.rows else []
+    for section in [] if args.rows else args.sections or everything:
         for row in SECTIONS[section](args):
             rows.append(row)
             print("  ".join(f"{key} {written(value)}" for key, value in row.items()), flush=True)

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from lessmore.adapter import Adapter, Health, Prediction, adapt
 from lessmore.condense.registry import list_reducers
 from lessmore.config import list_presets
+from lessmore.engine import list_engines
 from lessmore.methods import list_methods
 from lessmore.shapes import list_models
 from lessmore.vlm import VLM, load
@@ -20,6 +21,7 @@ __all__ = [
     "Health",
     "Prediction",
     "adapt",
+    "list_engines",
     "list_methods",
     "list_models",
     "list_presets",

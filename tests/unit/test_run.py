@@ -360,7 +360,7 @@ def test_a_file_of_options_and_flags_that_win(photos: Path, tmp_path: Path, caps
     more = ("--output", tmp_path / "out", "--workers", 0, "--no-cache", "--quiet")
     assert call("--config", file, "--method", "zeroshot", *more) == 0
     out = capsys.readouterr().out
-    assert "1/1" in out and "zeroshot+tca" in out and f"of {IMAGES // 2}," in out
+    assert "1/1" in out and "zeroshot+none" in out and f"of {IMAGES // 2}," in out
     summary = json.loads((only_run(tmp_path / "out") / "summary.json").read_text())
     assert summary["spec"]["options"] == {"lam": 2} and not (tmp_path / "cache" / "encodings").exists()
 
