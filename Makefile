@@ -33,7 +33,7 @@ compat: ## importers and units on the oldest supported transformers
 lock: $(VENV)/.dev ## write constraints.txt from what is installed; torch and what comes with it stay free
 	$(BIN)/python -m pip freeze --exclude-editable --exclude lessmore \
 	  | grep -E '^[A-Za-z0-9_.-]+==[0-9A-Za-z.!]+$$' \
-	  | grep -viE '^(torch|torchvision|triton|nvidia-|cuda-|pip|setuptools)' > constraints.new
+	  | grep -viE '^((torch|torchvision|triton|pip|setuptools)==|nvidia-|cuda-)' > constraints.new
 	mv constraints.new constraints.txt
 
 clean: ## remove the environments
