@@ -149,7 +149,7 @@ def test_the_last_quarter_of_the_blocks_is_left_alone_and_parameters_are_as_publ
 def test_rates_and_costs() -> None:
     assert SAROptions().rate == pytest.approx(2e-3 / 64) and SAROptions(window=64).rate == pytest.approx(1e-3)
     given = small_setup()
-    assert SAR(given, SAROptions()).macs() == 7 * given.image_macs()
+    assert SAR(given, SAROptions()).macs() == 3 * given.image_macs() + 2 * given.gradient_macs()
     one_class = replace(given, text=given.text[:1])
     assert SAR(one_class, SAROptions()).predict(make_images(1)).scores.tolist() == [1.0]
 

@@ -166,9 +166,9 @@ def test_as_many_parameters_as_published() -> None:
 
 def test_cost() -> None:
     given = small_setup()
-    forward = given.image_macs()
-    assert Tent(given, TentOptions()).macs() == 4 * forward
-    assert Tent(given, TentOptions(window=4)).macs() == round(4.75 * forward)
+    forward, backward = given.image_macs(), given.gradient_macs()
+    assert Tent(given, TentOptions()).macs() == 2 * forward + backward
+    assert Tent(given, TentOptions(window=4)).macs() == round(2.75 * forward) + backward
     assert Tent(given, TentOptions()).macs("paper") == given.image_macs("paper")
 
 

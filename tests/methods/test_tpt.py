@@ -176,7 +176,8 @@ def test_cost() -> None:
     tpt = make("tpt", given)
     assert isinstance(tpt, TPT)
     prompts = tpt.frame.macs(given)
-    assert tpt.macs() == 4 * given.image_macs() + 4 * prompts
+    assert prompts < tpt.frame.gradient_macs(given) - prompts < 2 * prompts  # frozen weights: less than two passes
+    assert tpt.macs() == 4 * given.image_macs() + prompts + tpt.frame.gradient_macs(given)
     counter = FlopCounterMode(display=False)
     with counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         embed_classes(tpt.frame, tpt.frame.start)

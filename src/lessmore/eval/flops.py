@@ -37,6 +37,10 @@ class Costs:
     text: int
     tokens: tuple[int, ...]
     """Tokens, class token included, that leave each block."""
+    gradient: int
+    """MACs of a backward pass from the logits of one image to its first block, all weights frozen; `matmul` only."""
+    text_gradient: int
+    """The same for all class prompts, from their embeddings to their words."""
 
     @property
     def macs(self) -> int:
@@ -91,7 +95,10 @@ def costs(
     else:
         parts = _matmul_parts(vision, passes, last, condensation, adaptation, classes)
         per_prompt = 0 if text is None else _matmul_text(text)
-    return Costs(parts, per_prompt * prompts, tuple(p.N_mlp for p in passes))
+    gradient = _gradient(passes, parts, condensation) if accounting == "matmul" else 0
+    text_gradient = 0 if text is None or accounting == "paper" else per_prompt + _text_products(text)
+    tokens = tuple(p.N_mlp for p in passes)
+    return Costs(parts, per_prompt * prompts, tokens, gradient, text_gradient * prompts)
 
 
 def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]:
@@ -149,6 +156,12 @@ def _attention(p: _Pass, condensation: Condensation) -> int:
     return 3 * (p.N + p.anchored) * D * D + p.N * D * D + 2 * p.N * keys * D
 
 
+def _gradient(passes: list[_Pass], parts: dict[str, int], condensation: Condensation) -> int:
+    """A linear layer of frozen weights costs as much backwards as forwards, a product of two activations twice that."""
+    products = sum(2 * p.N * (p.N + (p.anchored and condensation.anchor_kv)) * p.block.width for p in passes)
+    return parts["attention"] + products + parts["mlp"] + parts["head"]
+
+
 def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: int) -> int:
     """The nearest anchor, the class token's row (towers without one read it off their attention), the anchor's row."""
     if p.stage is None:
@@ -199,6 +212,11 @@ def _matmul_text(text: TextShape) -> int:
     D = block.width
     per_block = 4 * T * D * D + 2 * T * T * D + 2 * T * D * block.mlp
     return block.depth * per_block + D * text.embed
+
+
+def _text_products(text: TextShape) -> int:
+    """Of these, the two attention products."""
+    return text.blocks.depth * 2 * text.context**2 * text.blocks.width
 
 
 def _paper_text(text: TextShape) -> int:

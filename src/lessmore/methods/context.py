@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lessmore.encoder import PLAIN
 from lessmore.errors import ConfigError, ModelError
-from lessmore.eval.flops import Accounting, costs
+from lessmore.eval.flops import Accounting, Costs, costs
 from lessmore.files import write_safetensors
 from lessmore.methods.registry import Setup
 from lessmore.text import TextTower
@@ -49,14 +49,17 @@ class Frame:
 
     def macs(self, setup: Setup, accounting: Accounting = "matmul") -> int:
         """Multiply-accumulates of all prompts, once: as long as they are or, in `paper`, at full length."""
+        return self._costs(setup, accounting).text
+
+    def gradient_macs(self, setup: Setup) -> int:
+        """Those of embedding all prompts and going back to their words; many prompts are embedded twice for it."""
+        spent = self._costs(setup, "matmul")
+        return (1 if len(self.tokens) <= _ROWS else 2) * spent.text + spent.text_gradient
+
+    def _costs(self, setup: Setup, accounting: Accounting) -> Costs:
         shape, (C, T) = self.tower.shape, self.tokens.shape
         shape = shape if accounting == "paper" else replace(shape, context=T)
-        return costs(setup.vision.shape, PLAIN, text=shape, prompts=C, accounting=accounting).text
-
-    @property
-    def gradient_passes(self) -> int:
-        """What embedding the classes with a gradient costs, in forward passes; backward counts as two."""
-        return 3 if len(self.tokens) <= _ROWS else 4
+        return costs(setup.vision.shape, PLAIN, text=shape, prompts=C, accounting=accounting)
 
 
 def frame(vlm: VLM, classes: Sequence[str], words: str = WORDS) -> Frame:

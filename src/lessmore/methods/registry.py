@@ -14,7 +14,7 @@ from lessmore.condense.source import Step
 from lessmore.config import Adaptation, Condensation, Preset
 from lessmore.encoder import Encoded
 from lessmore.errors import ConfigError, unknown
-from lessmore.eval.flops import Accounting, costs
+from lessmore.eval.flops import Accounting, Costs, costs
 from lessmore.vit import ViT
 from lessmore.vlm import VLM
 
@@ -58,8 +58,14 @@ class Setup:
 
     def image_macs(self, accounting: Accounting = "matmul") -> int:
         """Multiply-accumulates of one image through the (condensing) tower, its logits included."""
-        shape = self.vision.shape
-        return costs(shape, self.preset.condensation, None, len(self.text), accounting=accounting).macs
+        return self._costs(accounting).macs
+
+    def gradient_macs(self) -> int:
+        """Those of the backward pass through it, the weights being frozen."""
+        return self._costs("matmul").gradient
+
+    def _costs(self, accounting: Accounting) -> Costs:
+        return costs(self.vision.shape, self.preset.condensation, None, len(self.text), accounting=accounting)
 
 
 class Outcome(NamedTuple):

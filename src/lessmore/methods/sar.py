@@ -118,5 +118,5 @@ class SAR(Tent):
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """Tent's, and a second pass with its gradient for every image, as if all were reliable."""
-        again = 3 if accounting == "matmul" else 0
-        return super().macs(accounting) + again * self.setup.image_macs(accounting)
+        again = self.setup.image_macs() + self.setup.gradient_macs() if accounting == "matmul" else 0
+        return super().macs(accounting) + again

@@ -184,5 +184,7 @@ class Tent:
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """A pass with its gradient and one of the tower as it came; with a window, each image once more in its step."""
-        passes = 5 - 1 / self.options.window if accounting == "matmul" else 1
-        return round(passes * self.setup.image_macs(accounting))
+        if accounting == "paper":
+            return self.setup.image_macs(accounting)
+        passes = 3 - 1 / self.options.window
+        return round(passes * self.setup.image_macs()) + self.setup.gradient_macs()

@@ -125,6 +125,6 @@ class TPT:
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """All views, every step's class prompts with their gradient, and the prompts once more for the answer."""
-        passes = self.options.steps * self.frame.gradient_passes + 1 if accounting == "matmul" else 1
         images, prompts = self.setup.image_macs(accounting), self.frame.macs(self.setup, accounting)
-        return self.facts.views * images + passes * prompts
+        steps = self.options.steps * self.frame.gradient_macs(self.setup) if accounting == "matmul" else 0
+        return self.facts.views * images + prompts + steps
