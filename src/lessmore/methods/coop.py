@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,7 @@ from lessmore.encoder import Encoded, encode
 from lessmore.errors import ConfigError
 from lessmore.eval.flops import Accounting
 from lessmore.methods.context import Frame, embed_classes, frame, read_context
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 
 
@@ -54,7 +53,7 @@ def load_learned(setup: Setup, path: str, method: str) -> tuple[Frame, dict[str,
 
 
 @register("coop", CoOpOptions)
-class CoOp:
+class CoOp(Episodic):
     """The class whose learned prompt is nearest; nothing is remembered."""
 
     method = "coop"
@@ -84,19 +83,6 @@ class CoOp:
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         learned = zero_shot_logits(encoded, self.embeddings(encoded.feature[0]), self.setup.logit_scale)[0]
         return Outcome(logits, learned.softmax(dim=-1), logits.softmax(dim=-1), None, encoded.steps)
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep: what was learnt lies in its own file."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-    def slots(self) -> None:
-        """No memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """One pass of the tower, and the learned logits beside the zero-shot ones."""

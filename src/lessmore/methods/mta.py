@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.eval.flops import Accounting
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.views import ViewOptions, make_views, of_plain
 
@@ -84,7 +84,7 @@ def _settle(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @register("mta", MTAOptions)
-class MTA:
+class MTA(Episodic):
     """Every image alone; nothing is remembered."""
 
     def __init__(self, setup: Setup, options: MTAOptions) -> None:
@@ -103,19 +103,6 @@ class MTA:
         mode, _ = find_mode(encoded.feature, logits, self.options)
         scores = (self.setup.logit_scale * (mode @ self.setup.text.to(mode.dtype).T)).softmax(dim=-1)
         return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-    def slots(self) -> None:
-        """No memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """A pass of the tower for every view and, in `matmul`, the views' agreement and the way to the mode."""

@@ -128,6 +128,23 @@ class FromViews(Protocol):
         """Views [V, 3, S, S] of an RGB image, or of preprocessed pixels [3, S, S]; the same for the same arguments."""
 
 
+class Episodic:
+    """The part of a method that treats every image alone: there is nothing to forget, keep or restore."""
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+    def slots(self) -> None:
+        """No memory."""
+
+
 Maker = Callable[..., Method]
 
 

@@ -7,7 +7,6 @@ The step starts from the same words for every image, so nothing is carried over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import PIL.Image
@@ -18,7 +17,7 @@ from lessmore.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.eval.flops import Accounting
 from lessmore.methods.context import WORDS, embed_classes, frame
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.tent import entropy
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.views import ViewOptions, make_views, of_plain
@@ -57,7 +56,7 @@ def marginal_entropy(logits: Tensor) -> Tensor:
 
 
 @register("tpt", TPTOptions)
-class TPT:
+class TPT(Episodic):
     """Holds the frame of the class prompts; every image starts from its words."""
 
     def __init__(self, setup: Setup, options: TPTOptions) -> None:
@@ -109,19 +108,6 @@ class TPT:
     def logits(self, features: Tensor, text: Tensor) -> Tensor:
         """Features [V, E] against class embeddings [C, E] → [V, C]."""
         return self.setup.logit_scale * (features @ text.T)
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-    def slots(self) -> None:
-        """No memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """All views, every step's class prompts with their gradient, and the prompts once more for the answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from lessmore.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.eval.flops import Accounting
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.views import ViewOptions, make_views, of_plain
 
@@ -50,7 +49,7 @@ def ballot(logits: Tensor, selection: float) -> Tensor:
 
 
 @register("zero", ZeroOptions)
-class Zero:
+class Zero(Episodic):
     """Every image alone; nothing is remembered."""
 
     def __init__(self, setup: Setup, options: ZeroOptions) -> None:
@@ -68,19 +67,6 @@ class Zero:
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
         scores = ballot(logits, self.options.selection)
         return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-    def slots(self) -> None:
-        """No memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """A pass of the tower for every view."""

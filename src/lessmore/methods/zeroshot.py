@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
 
 from lessmore.encoder import Encoded, encode
 from lessmore.eval.flops import Accounting
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 
 
 def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
@@ -18,7 +17,7 @@ def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
 
 
 @register("zeroshot")
-class ZeroShot:
+class ZeroShot(Episodic):
     """The class whose text is nearest; nothing is remembered."""
 
     facts = Facts(training_free=True, kind="episodic")
@@ -36,19 +35,6 @@ class ZeroShot:
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         scores = logits.softmax(dim=-1)
         return Outcome(logits, scores, scores, None, encoded.steps)
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-    def slots(self) -> None:
-        """No memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """One pass of the tower."""
