@@ -200,7 +200,12 @@ def test_a_stopped_sweep_stops_its_processes_and_can_go_on(
     command = [sys.executable, "-m", "lessmore", "sweep", str(grid), "--output", str(output), "--processes", "1"]
     sweep = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     stop = os.killpg if number == signal.SIGINT else os.kill
-    strike = when_in_the_middle(output, lambda pid: stop(sweep.pid, number), lambda pid: True)
+
+    def strike_first(pid: int) -> None:
+        stop(sweep.pid, number)
+        time.sleep(2)  # the held process must not reach its end before the first one has passed the word on
+
+    strike = when_in_the_middle(output, strike_first, lambda pid: True)
     out, errors = sweep.communicate()
     if number == signal.SIGINT:
         assert (sweep.returncode, out) == (130, "")
