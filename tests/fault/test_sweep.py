@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -198,12 +199,15 @@ def test_a_stopped_sweep_stops_its_processes_and_can_go_on(
     output = tmp_path / "out"
     grid = grid_file(tmp_path, yaml.safe_dump({"grid": {"model": "tiny", "dataset": spec.dataset, "order": "blocks"}}))
     command = [sys.executable, "-m", "lessmore", "sweep", str(grid), "--output", str(output), "--processes", "1"]
-    sweep = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A job in the background of a shell is started deaf to Ctrl-C; this one must hear it.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    sweep = subprocess.Popen(command, start_new_session=True, preexec_fn=listen, **pipes)  # type: ignore[call-overload]
     stop = os.killpg if number == signal.SIGINT else os.kill
 
     def strike_first(pid: int) -> None:
         stop(sweep.pid, number)
-        time.sleep(2)  # the held process must not reach its end before the first one has passed the word on
+        time.sleep(1)  # the held process must not reach its end before the first one has passed the word on
 
     strike = when_in_the_middle(output, strike_first, lambda pid: True)
     out, errors = sweep.communicate()
