@@ -19,7 +19,7 @@ lint: $(VENV)/.dev ## style and types
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## speed on this machine
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python -m lessmore bench ViT-B-16
 
 soak: $(VENV)/.dev ## the long way: many more random draws and kills, the real model on 1,000 photographs
 	LESSMORE_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout=3600 tests/property tests/parity/test_shared_models.py tests/fault

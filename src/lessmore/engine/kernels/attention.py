@@ -137,17 +137,13 @@ def attention(
     return out
 
 
-def scores(
-    qkv: Tensor, heads: int, slot: bool = False, label: Tensor | None = None, rows: Rows = "class",
-    anchor_kv: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The patches' scores [B, H, n] float32 and their ranks within each head, int32, and nothing else."""
+def scores(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Of qkv [B, N, 3·D] with the class token first: the patches' scores [B, H, n] and their ranks within each head."""
     B, N, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    found = torch.empty(B, heads, N - 1 - slot, device=qkv.device)
+    found = torch.empty(B, heads, N - 1, device=qkv.device)
     ranks = torch.empty_like(found, dtype=torch.int32)
     _attention[(1, heads, B)](
-        qkv, qkv, found, ranks, qkv if label is None else label, N, heads, (D // heads) ** -0.5, SLOT=int(slot),
-        KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows], SCORE=True,
+        qkv, qkv, found, ranks, qkv, N, heads, (D // heads) ** -0.5, SLOT=0, KEY=False, QUERIES=0, SCORE=True,
         EXACT=qkv.dtype == torch.float32, ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D,
         num_warps=4, num_stages=2,
     )  # fmt: skip
