@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from lessmore.config import Preset, preset
 from lessmore.encoder import encode
 from lessmore.engine import build
-from lessmore.engine.chunk import Chunk
+from lessmore.engine.chunk import Chunk, Work
 from lessmore.engine.halves import halves
 from lessmore.engine.multi import Multi
 from lessmore.methods import Outcome, Setup
@@ -87,29 +87,63 @@ def rate(work: Callable[[], Any], images: int, device: torch.device, repeats: in
     return images / sorted(seconds)[repeats // 2]
 
 
+class Clock:
+    """Where the host's time goes in an engine: wraps its parts, which only launch work, and what waits for results."""
+
+    def __init__(self, engine: Chunk) -> None:
+        self.seconds = dict.fromkeys(("launch", "repeat", "wait"), 0.0)
+        for part in ("_open", "_check", "_close", "_pass"):
+            setattr(engine, part, self._timed("launch", getattr(engine, part)))
+        engine._repeat = self._timed("repeat", engine._repeat)
+        engine._took = self._timed("repeat", engine._took)
+        engine._misfits = self._timed("wait", engine._misfits)
+
+    def _timed(self, name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = part(*arguments)
+            self.seconds[name] += time.perf_counter() - start
+            return result
+
+        return call
+
+    def per_image(self, images: int, total: float) -> dict[str, float]:
+        """Microseconds for each image; the rest is Python between the parts."""
+        seconds = {**self.seconds, "rest": total - sum(self.seconds.values())}
+        return {name: 1e6 * value / images for name, value in seconds.items()}
+
+
 def streamed(engine: Chunk, stream: Stream, fill: int) -> tuple[list[Outcome], dict[str, Any]]:
     """All answers, the speed before and after `fill` images, and the share of repeated encodings along the stream."""
     device = stream.like.device
-    answers: list[Outcome] = []
+    parts: list[Sequence[Outcome]] = []
     along: list[dict[str, float]] = []
+    clock, engine.work = Clock(engine), Work()
     start = middle = now(device)
-    filled = seen = again = 0
+    filled = seen = again = done = 0
     for part in engine.predict_chunks(stream.batches):
-        answers += part
-        if seen < fill <= len(answers):
-            middle, filled = now(device), len(answers)
-        if len(answers) - seen >= stream.batch or len(answers) == sum(map(len, stream.batches)):
-            share = (engine.work.again - again) / (len(answers) - seen)
-            along.append({"images": len(answers), "again": round(share, 3), "chunk": engine.size})
-            seen, again = len(answers), engine.work.again
+        parts.append(part)
+        done += len(part)
+        if seen < fill <= done:
+            middle, filled = now(device), done
+            clock.seconds = dict.fromkeys(clock.seconds, 0.0)
+        if done - seen >= stream.batch or done == sum(map(len, stream.batches)):
+            share = (engine.work.again - again) / (done - seen)
+            along.append({"images": done, "again": round(share, 3), "chunk": engine.size})
+            seen, again = done, engine.work.again
+    launched = time.perf_counter()
     end = now(device)
+    clock.seconds["wait"] += end - launched
     late = [row["again"] for row in along if row["images"] > filled]
+    answers = [answer for part in parts for answer in part]
     return answers, {
         "images/s while filling": filled / (middle - start) if filled else None,
-        "images/s": (len(answers) - filled) / (end - middle),
+        "images/s": (done - filled) / (end - middle),
         "again": engine.work.again / engine.work.images,
         "again, filled": sum(late) / len(late) if late else None,
         "walks": engine.work.walks,
+        "host us/image": clock.per_image(done - filled, end - middle),
+        "split us/image": 1e6 * (time.perf_counter() - end) / done,
         "along": along,
     }
 
@@ -152,9 +186,12 @@ def measure(vit: ViT, text: Tensor, stream: Stream, chosen: Preset, args: argpar
     forward = rate(lambda: rest(prefix(stream.batches[0]), None), args.batch, device)
     fill = 5 * chosen.adaptation.M * args.classes
     sizes = tuple(size for size in Chunk(setup).sizes if size <= args.batch)
-    for _ in Chunk(setup, sizes).predict_chunks(stream.batches[:6]):
-        pass  # all shapes once: kernels are compiled and libraries make their plans
-    answers, row = streamed(Chunk(setup, sizes), stream, fill)
+    engine = Chunk(setup, sizes)
+    for _ in engine.predict_chunks(stream.batches):
+        pass  # all shapes once: kernels are compiled, libraries make their plans, graphs are captured
+    engine.reset()
+    engine.size = sizes[-1]
+    answers, row = streamed(engine, stream, fill)
     small = stream.batches[0][: args.streams]
     row["predicted classes"] = len({int(a.scores.argmax()) for a in answers})
     row |= {"forward images/s": forward, "of forward": row["images/s"] / forward}
@@ -172,6 +209,8 @@ def show(name: str, row: dict[str, Any]) -> None:
     print(f"  chunk {row['images/s']:.0f} images/s, {row['of forward']:.2f} of forward", end="")
     print("" if filling is None else f"; while filling {filling:.0f} ({filling / row['forward images/s']:.2f})")
     shares = " ".join(f"{step['again']:.2f}" for step in row["along"])
+    times = ", ".join(f"{name} {value:.1f}" for name, value in row["host us/image"].items())
+    print(f"  host, us/image once filled: {times}; answers one by one {row['split us/image']:.1f} more")
     print(f"  encoded again {row['again']:.2f} of all, along the stream {shares}")
     print(f"  multi {row['multi images/s']:.0f} images/s, {row['multi of forward']:.2f} of forward at the same batch")
     print(

@@ -109,7 +109,7 @@ def _stand_in(package: str) -> None:
 def _released_model(checkout: str) -> Any:
     """Its CLIP with random weights; modules it imports without using them are stood in for."""
     for name in UNUSED:
-        if importlib.util.find_spec(name) is None:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
             _stand_in(name)
     if checkout not in sys.path:
         sys.path.insert(0, checkout)

@@ -152,7 +152,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
         before = torch.cuda.memory_allocated()
         method = contender(vit, "eager", C, "tca", "tca", "default", 0.9, M=M)
         shape = vit.shape.blocks
-        predicted = C * (M + 1) * shape.depth * shape.width * 2 + C * M * vit.shape.embed * 2
+        predicted = C * (M + 1) * (shape.depth * shape.width + vit.shape.embed) * 2
         yield {
             "section": "memory",
             "C": C,

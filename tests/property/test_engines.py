@@ -167,7 +167,7 @@ def test_every_engine_answers_as_eager_does(name: str) -> None:
     check()
     # The comparison is worth something only if the draws reach the interesting paths.
     assert min(seen["full"], seen["guided"], seen["refused"]) > EXAMPLES // 8, seen
-    assert name != "chunk" or seen["again"] > EXAMPLES, seen
+    assert name != "chunk" or seen["again"] > EXAMPLES // 4, seen
 
 
 PLACES = [

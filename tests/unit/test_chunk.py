@@ -10,9 +10,10 @@ from torch import Tensor
 from lessmore.config import Preset, preset
 from lessmore.encoder import Begun, Encoded, begin, encode, resume
 from lessmore.engine.batch import fitting, padded
+from lessmore.engine.capture import rerun
 from lessmore.engine.chunk import LEAST, Chunk
-from lessmore.engine.moments import history, shelves
-from lessmore.engine.walk import Ledger, Newcomers, Shelf, evict
+from lessmore.engine.moments import history
+from lessmore.engine.walk import Newcomers, Shelf, evict, walk
 from lessmore.methods import Setup
 from lessmore.methods.tca import TCA
 from lessmore.reservoir import eviction_scores
@@ -55,7 +56,7 @@ def test_history_is_what_was_put_last(delay: int) -> None:
 
 @pytest.mark.parametrize("strategy", ["fifo", "uncertainty", "similarity", "diversity"])
 @pytest.mark.parametrize("M", [1, 2, 4])
-def test_the_ledger_evicts_as_the_reservoir_does(strategy: str, M: int) -> None:
+def test_the_walk_evicts_as_the_reservoir_does(strategy: str, M: int) -> None:
     generator = torch.Generator().manual_seed(M)
     for _ in range(30):
         keys = torch.rand(M + 1, generator=generator, dtype=torch.float64)
@@ -72,25 +73,38 @@ def test_on_ties_the_newcomer_goes() -> None:
     assert evict("uncertainty", Shelf([0.5, 0.5], [0, 1], [], []), 0.5, 2, []) == -1
 
 
-def test_a_walk_changes_nothing_and_says_when_all_classes_have_two() -> None:
-    ledger = Ledger([Shelf(), Shelf()], M=2, strategy="fifo")
-    walk = ledger.walk(Newcomers([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None))
-    assert [(s.image, s.label, s.slot) for s in walk.stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
-    assert walk.all_ready == 5
-    assert ledger.lacking == 2 and ledger.standstill().all_ready > 10**9
-    ledger.commit(walk, 6)
-    assert ledger.seen == 6 and ledger.standstill().all_ready == 0
-    assert [shelf.ids for shelf in ledger.shelves] == [[0, 2], [5, 4]]
+def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
+    shelves = [Shelf(), Shelf()]
+    images = Newcomers([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
+    stored, all_ready = walk(shelves, 2, "fifo", 0, images)
+    assert [(s.image, s.label, s.slot) for s in stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
+    assert stored[-1].origins == (2 + 5, 2 + 4)
+    assert all_ready == 5
+    assert [shelf.ids for shelf in shelves] == [[0, 2], [5, 4]]
+    assert walk(shelves, 2, "fifo", 6, Newcomers([], [], [], None)).all_ready == 0
 
 
-def test_the_ledger_mirrors_the_reservoir() -> None:
-    made, images = varied("paper", 4, M=3)
-    engine = Chunk(made, (16,))
-    engine.predict_many(images)
-    for ours, fresh in zip(engine._ledger.shelves, shelves(engine._tca.reservoir), strict=True):
-        assert (ours.ids, ours.origin) == (fresh.ids, fresh.origin)
-        assert ours.keys == fresh.keys
-        torch.testing.assert_close(torch.tensor(ours.cosines), torch.tensor(fresh.cosines), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("name", ["default", "paper", "released"])
+def test_recorded_parts_answer_alike(name: str) -> None:
+    made, images = varied(name, 3)
+    plain, recorded = Chunk(made, (4, 16, 64)), Chunk(made, (4, 16, 64), record=rerun)
+    for _ in range(2):  # the second time over from an empty reservoir, with everything recorded already
+        for a, b in zip(plain.predict_many(images), recorded.predict_many(images), strict=True):
+            assert torch.equal(a.scores, b.scores) and torch.equal(a.logits, b.logits)
+            assert all(torch.equal(s.target, t.target) for s, t in zip(a.steps, b.steps, strict=True))
+        assert all(torch.equal(plain.state()[k], v) for k, v in recorded.state().items())
+        plain.reset()
+        recorded.reset()
+    assert plain.work == recorded.work
+
+
+def test_answers_stay_together_until_asked_for() -> None:
+    made, images = varied("default", 3)
+    first, second = Chunk(made, (8,)).predict_chunks([images[:11]])
+    assert (len(first), len(second)) == (8, 3)
+    assert second.batch.scores.shape == (8, 3)  # filled up
+    assert torch.equal(torch.stack([answer.scores for answer in second]), second.batch.scores[:3])
+    assert torch.equal(first[-1].scores, first.batch.scores[7])
 
 
 @pytest.mark.parametrize("options", [{"R": 1.0}, {"rows": "class", "anchor_kv": False}, {"layers": (0,)}])

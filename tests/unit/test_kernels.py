@@ -13,7 +13,7 @@ from lessmore.condense.schedule import stage
 from lessmore.config import Condensation, preset
 from lessmore.correction import affinities as plain_affinities
 from lessmore.correction import layer_weights
-from lessmore.encoder import encode
+from lessmore.encoder import Encoded, encode
 from lessmore.engine.batched import Batched
 from lessmore.engine.graph import Fused
 from lessmore.engine.kernels.attention import attention
@@ -21,6 +21,8 @@ from lessmore.engine.kernels.condense import condense
 from lessmore.engine.kernels.linear import linear, pack, parts
 from lessmore.engine.kernels.memory import Search, affinities, nearest
 from lessmore.engine.kernels.rows import activation, add_norm, embed, logits, unfold
+from lessmore.engine.kernels.walk import walk
+from lessmore.engine.moments import decide_on_host, figures, store_
 from lessmore.methods import Setup, make
 from lessmore.reservoir import empty, ready_anchors
 from lessmore.scoring import Anchors, attention_rows, head_mean, nearest_anchor, rank_sum, token_order
@@ -220,3 +222,26 @@ def test_a_batch(name: str, random: torch.Generator) -> None:
         for mine, theirs in zip(found.steps, expected.steps, strict=True):
             assert torch.equal(mine.target, theirs.target)
             assert theirs.anchor is None or torch.equal(mine.anchor, theirs.anchor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("M", [1, 3])
+@pytest.mark.parametrize("strategy", ["fifo", "uncertainty", "similarity", "diversity"])
+def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
+    C, P, L, D, E = 5, 40, 2, 8, 6
+    config = preset("default", strategy=strategy, M=M).adaptation
+    state = empty(C, M, L, D, E, torch.float32, DEVICE)
+    for images in (P, P - 3, P):
+        tokens, features = normal(random, P, L, D), F.normalize(normal(random, P, E), dim=-1)
+        tokens[5] = torch.nan
+        tokens[12] = tokens[11]
+        scores, keys = normal(random, P, C), torch.rand(P, generator=random).to(DEVICE)
+        scores[:, 3] -= 3  # rarely predicted, so that not all classes have two at once
+        encoded, count = Encoded(features, tokens, []), torch.tensor(images, device=DEVICE)
+        found = figures(state, encoded, scores, keys, count, config)
+        expected = decide_on_host(state, found, config)
+        slot, counts, held, ready = walk(state, config.strategy, *found)
+        assert torch.equal(slot, expected.slot) and torch.equal(counts, expected.counts)
+        assert torch.equal(held, expected.held)
+        assert int(ready.amax()) == int(expected.all_ready)
+        assert not expected.stored[5] and not expected.stored[images:].any()
+        store_(state, expected, encoded, keys, count)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import overload
 
 from torch import Tensor
 
@@ -48,6 +50,29 @@ def outcome(logits: Tensor, corrected: Tensor, stored: Tensor, steps: list[Step]
     """An `Outcome` whose tensors have the batch in front, from logits and corrected scores [B, C], stored [B]."""
     scores = probabilities(corrected, setup.preset.adaptation.domain)
     return Outcome(logits, scores, logits.softmax(dim=-1), stored, steps)
+
+
+class Answers(Sequence[Outcome]):
+    """The first n answers of a batch, which stay together until one is asked for."""
+
+    def __init__(self, batch: Outcome, n: int) -> None:
+        """batch: its tensors have the batch in front, which may be filled up beyond n."""
+        self.batch, self.n = batch, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, i: int) -> Outcome: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Outcome]: ...
+    def __getitem__(self, i: int | slice) -> Outcome | Sequence[Outcome]:
+        return self.each[i]
+
+    @cached_property
+    def each(self) -> list[Outcome]:
+        """One by one."""
+        return split(self.batch, self.n)
 
 
 def split(batch: Outcome, n: int) -> list[Outcome]:

@@ -1,38 +1,45 @@
 """Exact batched streaming: a stream at the speed of batches, every answer as if its image had come alone.
 
 What an image does to the reservoir follows from its own encoding and the reservoir as it then stands, so a chunk of
-images is encoded at once, and their effects are walked through in order on the host. Where the reservoir's anchors
-guide the encoder, an encoding is right only if its image took the anchors it would have found. So the walk is a
-forecast: images that do not fit what they would find by it are encoded again, each against its own moment of the
-stream, until all fit. The first misfit always finds the true past, so every round settles at least one image for good;
-usually a few rounds settle the chunk.
+images is encoded at once, and their effects are walked through in order. Where the reservoir's anchors guide the
+encoder, an encoding is right only if its image took the anchors it would have found. So the walk is a forecast: images
+that do not fit what they would find by it are encoded again, each against its own moment of the stream, until all fit.
+The first misfit always finds the true past, so every round settles at least one image for good; usually a few rounds
+settle the chunk.
+
+On CUDA every part is a graph, and the host reads nothing but who has to be encoded again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from lessmore.condense.schedule import schedule
 from lessmore.encoder import Begun, Encoded
-from lessmore.engine.batch import fitting, logits_of, outcome, padded, put_, split, take
+from lessmore.engine import graph_unusable
+from lessmore.engine.batch import Answers, fitting, logits_of, outcome, padded, put_, take
+from lessmore.engine.capture import Record, Replayed, capture
 from lessmore.engine.forecast import Forecast
 from lessmore.engine.halves import Prefix, Rest, halves
-from lessmore.engine.moments import Moments, figures, newcomers, shelves, store_
-from lessmore.engine.walk import Ledger, Walk
+from lessmore.engine.moments import Decisions, corrected, decide, figures, forecast, standstill, store_
 from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
 from lessmore.reservoir import reliability
 
-SIZES = (1, 4, 16, 64, 256)
+SIZES = (1, 4, 16, 32, 64, 128, 256)
 """Batch sizes that occur; smaller batches are filled up."""
 LEAST = 32
 """Chunks do not shrink below this, however much is encoded again."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -45,32 +52,32 @@ class Work:
     walks: int = 0
 
 
-class Ahead(NamedTuple):
-    """A chunk of n images as far as it can be taken before the one in front of it is finished."""
+class Survey(NamedTuple):
+    """What follows from a chunk's encodings, as far as it does not change the reservoir."""
 
-    n: int
-    begun: Begun
-    encoded: Encoded | None
-    """None where anchors guide the encoder."""
-
-
-class Figures(NamedTuple):
-    """What decisions need of an encoded chunk, on its way to the host."""
-
-    host: Tensor
     logits: Tensor
+    """Zero-shot, [P, C]."""
     keys: Tensor
-    arrival: torch.cuda.Event | None
-    moment: int
-    """The state they were taken against."""
+    """Reliabilities, [P]."""
+    decisions: Decisions
 
 
-class Settled(NamedTuple):
-    """A chunk whose encodings and effects are final, the reservoir not yet changed."""
+class Opened(NamedTuple):
+    """A chunk encoded against the reservoir as it stands."""
 
+    begun: Begun
     encoded: Encoded
-    figures: Figures
-    walk: Walk
+    used: list[Tensor]
+    """The anchors [P, D] that its condensing blocks took."""
+
+
+class Checked(NamedTuple):
+    """A chunk's encodings against what they would find."""
+
+    survey: Survey
+    forecast: Forecast
+    fit: Tensor
+    """[P] bool"""
 
 
 class Chunk:
@@ -79,9 +86,17 @@ class Chunk:
     facts = TCA.facts
 
     def __init__(
-        self, setup: Setup, sizes: tuple[int, ...] = SIZES, prefix: Prefix | None = None, rest: Rest | None = None
+        self,
+        setup: Setup,
+        sizes: tuple[int, ...] = SIZES,
+        prefix: Prefix | None = None,
+        rest: Rest | None = None,
+        record: Record | None = None,
     ) -> None:
-        """sizes: ascending; the largest is the largest chunk. prefix, rest: other encoders with the same results."""
+        """sizes: ascending; the largest is the largest chunk. prefix, rest: other encoders with the same results.
+
+        record: how parts are recorded; by default as graphs where there can be any, and not at all elsewhere.
+        """
         self.setup, self.sizes = setup, sizes
         vision, condensation = setup.vision, setup.preset.condensation
         plan = schedule(vision.shape.patches, len(vision.blocks), condensation)
@@ -91,8 +106,15 @@ class Chunk:
         self.work = Work()
         self.size = sizes[-1]
         self._tca = TCA(setup)
-        self._moment = 0
-        self._ledger = self._mirror()
+        if record is None and prefix is None and rest is None and graph_unusable("tca", setup) is None:
+            record = partial(capture, pool=torch.cuda.graph_pool_handle())
+        self._record = record
+        self._open, self._encode = self._recorded(self._opened), self._recorded(lambda b, f: self.rest(b, f))
+        self._check, self._took = self._recorded(self._checked), self._recorded(self._taken)
+        self._close, self._pass = self._recorded(self._closed), self._recorded(self._passed)
+
+    def _recorded(self, part: Callable[P, R]) -> Callable[P, R]:
+        return part if self._record is None else Replayed(part, list(self._tca.reservoir), self._record)
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one preprocessed image [1, 3, H, W] and adapt."""
@@ -102,35 +124,30 @@ class Chunk:
         """Answer images [B, 3, H, W] in their order, as many as there are."""
         return [answer for answers in self.predict_chunks([pixels]) for answer in answers]
 
-    def predict_chunks(self, batches: Iterable[Tensor]) -> Iterator[list[Outcome]]:
-        """Answers to batches of images, in order, in lists of at most `size`.
-
-        One chunk is always ahead: the device encodes it while the host decides about the one before. When answers
-        come, the state is the one after their images.
-        """
-        ahead: tuple[Ahead, Figures | None] | None = None
-        for pixels in self._cut(batches):
-            coming = self._start(pixels)
-            answers = None if ahead is None else self._finish(*ahead)
-            ahead = coming, None if coming.encoded is None else self._figures(coming.encoded)
-            if answers is not None:
-                yield answers
-        if ahead is not None:
-            yield self._finish(*ahead)
+    def predict_chunks(self, batches: Iterable[Tensor]) -> Iterator[Sequence[Outcome]]:
+        """Answers to batches of images, in order, at most `size` at a time; the state is the one after their images."""
+        for pixels in batches:
+            start = 0
+            while start < len(pixels):
+                size = self.size
+                yield self._answer(pixels[start : start + size])
+                start += size
 
     def reset(self) -> None:
         """Empty the reservoir."""
-        self._tca.reset()
-        self._ledger = self._mirror()
+        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
 
     def state(self) -> dict[str, Tensor]:
         """The reservoir's tensors, copied."""
         return self._tca.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`."""
+        """Go on from a `state()`; the tensors keep their places, which recordings know."""
+        fixed = self._tca.reservoir
         self._tca.restore(state)
-        self._ledger = self._mirror()
+        for ours, theirs in zip(fixed, self._tca.reservoir, strict=True):
+            ours.copy_(theirs)
+        self._tca.reservoir = fixed
 
     def slots(self) -> Tensor:
         """Which slots of the reservoir are in use, [C, M] bool."""
@@ -140,108 +157,47 @@ class Chunk:
         """Of one image that is encoded once; `work` says how many were encoded again."""
         return self._tca.macs(accounting)
 
-    def _mirror(self) -> Ledger:
-        """The ledger of the reservoir as it stands."""
-        self._moment += 1
-        state, config = self._tca.reservoir, self.setup.preset.adaptation
-        return Ledger(shelves(state), config.M, config.strategy, int(state.step))
-
-    def _cut(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        for pixels in batches:
-            start = 0
-            while start < len(pixels):
-                size = self.size
-                yield pixels[start : start + size]
-                start += size
-
-    def _start(self, pixels: Tensor) -> Ahead:
-        """What does not depend on the reservoir."""
+    def _answer(self, pixels: Tensor) -> Answers:
+        """A chunk of images [n, 3, H, W]."""
         n = len(pixels)
         if fitting(self.sizes, n) > n:
             pixels = pixels[padded(range(n), self.sizes)]
-        begun = self.prefix(pixels)
-        return Ahead(n, begun, None if self.guided else self.rest(begun, None))
-
-    def _figures(self, encoded: Encoded) -> Figures:
-        """Take the figures of a chunk and send them to the host."""
-        config, state = self.setup.preset.adaptation, self._tca.reservoir
-        logits = logits_of(encoded, self.setup)
-        keys = reliability(logits, config.key).to(state.keys.dtype)
-        table = figures(state, encoded, logits, keys, config)
-        host = table.to("cpu", non_blocking=table.is_cuda)
-        arrival = None
-        if table.is_cuda:
-            arrival = torch.cuda.Event()
-            arrival.record()
-        return Figures(host, logits, keys, arrival, self._moment)
-
-    def _walk(self, figures: Figures, n: int) -> Walk:
-        """Decide about n images."""
-        if figures.arrival is not None:
-            figures.arrival.synchronize()
-        self.work.walks += 1
-        return self._ledger.walk(newcomers(figures.host, n))
-
-    def _finish(self, ahead: Ahead, figures: Figures | None) -> list[Outcome]:
-        """Settle a chunk, answer it, and let the reservoir follow."""
-        n, again = ahead.n, self.work.again
-        if ahead.encoded is None:
-            settled = self._agree(ahead)
-        else:
-            if figures is None or figures.moment != self._moment:
-                figures = self._figures(ahead.encoded)
-            settled = Settled(ahead.encoded, figures, self._walk(figures, n))
-        answers = self._answers(settled, n)
-        self._commit(settled, n)
+        images = torch.full((), n, device=pixels.device)
         self.work.images += n
-        self._adjust((self.work.again - again) / n)
-        return answers
+        if self.guided:
+            return Answers(self._agree(pixels, n, images), n)
+        self.work.walks += 1
+        return Answers(self._pass(pixels, images), n)
 
-    def _agree(self, ahead: Ahead) -> Settled:
+    def _agree(self, pixels: Tensor, n: int, images: Tensor) -> Outcome:
         """Encode until every image took the anchors that it finds when the images before it have done their part."""
-        n, begun = ahead.n, ahead.begun
-        state, ready = self._tca.reservoir, self.setup.preset.adaptation.ready
-        P = len(begun.x)
-        nothing = state.anchors.new_zeros(P, *state.means.shape[1:])
-        forecast = Moments(self._ledger.standstill(), state, P).forecast(nothing, ready)
-        encoded = self.rest(begun, forecast)
-        used = forecast.used(encoded)
-        settled = 0
+        begun, encoded, used = self._open(pixels)
+        settled = again = 0
         while True:
-            figures = self._figures(encoded)
-            walk = self._walk(figures, n)
-            moments = Moments(walk, state, P)
-            forecast = moments.forecast(encoded.tokens, ready)
-            fit = forecast.fits(encoded, used)[:n].tolist()
-            misfits = [i for i in range(settled, n) if not fit[i]]
+            survey, forecast, fit = self._check(encoded, used, images)
+            self.work.walks += 1
+            misfits = [i for i in self._misfits(fit) if settled <= i < n]
             if not misfits:
-                return Settled(encoded, figures, walk)
+                break
             settled = misfits[0] + 1
-            self.work.again += len(misfits)
-            self._repeat(begun, encoded, misfits, forecast)
-            rows = torch.tensor(misfits, device=state.ids.device)
-            for old, new in zip(used, moments.forecast(encoded.tokens, ready).used(encoded), strict=True):
+            again += len(misfits)
+            rows = self._repeat(begun, encoded, misfits, forecast)
+            for old, new in zip(used, self._took(encoded, survey.decisions), strict=True):
                 old[rows] = new[rows]
+        self.work.again += again
+        self._adjust(again / n)
+        return self._close(encoded, survey, images)
 
-    def _repeat(self, begun: Begun, encoded: Encoded, images: list[int], forecast: Forecast) -> None:
-        """Encode some images of a chunk again, in place."""
-        rows = torch.tensor(padded(images, self.sizes), device=begun.x.device)
-        part = self.rest(take(begun, rows), forecast.to(images, len(rows)))
+    def _misfits(self, fit: Tensor) -> list[int]:
+        """The one thing that the host waits for."""
+        return [i for i, fits in enumerate(fit.tolist()) if not fits]
+
+    def _repeat(self, begun: Begun, encoded: Encoded, images: list[int], forecast: Forecast) -> Tensor:
+        """Encode some images of a chunk again, in place; returns their rows on the device."""
+        rows = torch.tensor(padded(images, self.sizes)).to(begun.x.device, non_blocking=True)
+        part = self._encode(take(begun, rows), forecast.to(rows, len(images)))
         put_(encoded, rows[: len(images)], part)
-
-    def _answers(self, settled: Settled, n: int) -> list[Outcome]:
-        encoded, figures, walk = settled
-        state, config = self._tca.reservoir, self.setup.preset.adaptation
-        moments = Moments(walk, state, len(encoded.tokens))
-        corrected = moments.corrected(encoded.tokens, figures.logits, self._tca.weights, config)
-        stored = torch.zeros(n, dtype=torch.bool)
-        stored[[entry.image for entry in walk.stored]] = True
-        return split(outcome(figures.logits, corrected, stored, encoded.steps, self.setup), n)
-
-    def _commit(self, settled: Settled, n: int) -> None:
-        store_(self._tca.reservoir, settled.walk, settled.encoded, settled.figures.keys, n)
-        self._ledger.commit(settled.walk, n)
-        self._moment += 1
+        return rows[: len(images)]
 
     def _adjust(self, share: float) -> None:
         """Smaller chunks where more than every image is encoded again on average, larger ones where few are."""
@@ -249,3 +205,40 @@ class Chunk:
             self.size = max(self.size // 2, min(LEAST, self.sizes[-1]))
         elif share < 0.5:
             self.size = min(self.size * 2, self.sizes[-1])
+
+    # The parts of a chunk, as functions of tensors alone.
+
+    def _opened(self, pixels: Tensor) -> Opened:
+        begun, state = self.prefix(pixels), self._tca.reservoir
+        nothing = state.anchors.new_zeros(len(pixels), *state.means.shape[1:])
+        first = forecast(state, standstill(state, len(pixels)), nothing, self.setup.preset.adaptation.ready)
+        encoded = self.rest(begun, first)
+        return Opened(begun, encoded, first.used(encoded))
+
+    def _surveyed(self, encoded: Encoded, images: Tensor) -> Survey:
+        state, config = self._tca.reservoir, self.setup.preset.adaptation
+        logits = logits_of(encoded, self.setup)
+        keys = reliability(logits, config.key).to(state.keys.dtype)
+        return Survey(logits, keys, decide(state, figures(state, encoded, logits, keys, images, config), config))
+
+    def _checked(self, encoded: Encoded, used: list[Tensor], images: Tensor) -> Checked:
+        survey = self._surveyed(encoded, images)
+        found = self._foreseen(encoded, survey.decisions)
+        return Checked(survey, found, found.fits(encoded, used))
+
+    def _taken(self, encoded: Encoded, decisions: Decisions) -> list[Tensor]:
+        return self._foreseen(encoded, decisions).used(encoded)
+
+    def _foreseen(self, encoded: Encoded, decisions: Decisions) -> Forecast:
+        return forecast(self._tca.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)
+
+    def _closed(self, encoded: Encoded, survey: Survey, images: Tensor) -> Outcome:
+        logits, keys, decisions = survey
+        state, config = self._tca.reservoir, self.setup.preset.adaptation
+        better = corrected(state, decisions, encoded.tokens, logits, self._tca.weights, config)
+        store_(state, decisions, encoded, keys, images)
+        return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
+
+    def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:
+        encoded = self.rest(self.prefix(pixels), None)
+        return self._closed(encoded, self._surveyed(encoded, images), images)

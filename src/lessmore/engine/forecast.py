@@ -41,14 +41,12 @@ class Forecast(NamedTuple):
         later = class_mean(entries[self.held].unsqueeze(2), self.counts).squeeze(1)
         return Candidates(torch.cat([self.means[:, layer], later]), self.ready, self.rows)
 
-    def to(self, images: list[int], size: int) -> Forecast:
-        """For a batch of some images of the chunk, filled up to a size with the last of them."""
+    def to(self, images: Tensor, real: int) -> Forecast:
+        """For a batch of images [B] of the chunk, of which those after the first `real` only fill it up."""
         spare = len(self.entries) - 1
-        first = spare - 1 - len(self.held)
-        fill = size - len(images)
-        which = torch.tensor([*images, *[images[-1]] * fill], device=self.rows.device)
-        batch = torch.tensor([*(first + i for i in images), *[spare] * fill], device=self.rows.device)
-        return self._replace(ready=self.ready[which], rows=self.rows[which], batch=batch)
+        batch = images + (spare - 1 - len(self.held))
+        batch[real:] = spare
+        return self._replace(ready=self.ready[images], rows=self.rows[images], batch=batch)
 
     def used(self, encoded: Encoded) -> list[Tensor]:
         """The anchors [P, D] that the blocks of a chunk took if it was encoded by this forecast."""

@@ -2,10 +2,13 @@
 
 Rows are numbered through: first what was there before the chunk, then the chunk's P images. What a place holds when
 image i comes is the last row that went into it, so the whole history of a chunk is one running maximum, and everything
-that depends on it is read off products computed for all rows at once.
+that depends on it is read off products computed for all rows at once. All shapes are fixed by C, M and P.
 """
 
 from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,26 +19,66 @@ from lessmore.config import Adaptation, Ready
 from lessmore.correction import class_scores, correct
 from lessmore.encoder import Encoded
 from lessmore.engine.forecast import Forecast
-from lessmore.engine.walk import Newcomers, Shelf, Walk
+from lessmore.engine.walk import Newcomers, Shelf, walk
 from lessmore.reservoir import Reservoir, class_mean
 
 COLUMNS = 32
 """Products have a multiple of so many columns."""
 
 
-def figures(state: Reservoir, encoded: Encoded, logits: Tensor, keys: Tensor, config: Adaptation) -> Tensor:
-    """What `Newcomers` are read from, in one tensor [P, 3 (+ M + P)] float64.
+class Figures(NamedTuple):
+    """What decisions about P images need to know; as in `walk.Newcomers`, on the device."""
+
+    label: Tensor
+    """[P] int64"""
+    key: Tensor
+    """[P]"""
+    sound: Tensor
+    """[P] bool"""
+    near: Tensor | None
+    """[P, M + P] float64"""
+    cosines: Tensor | None
+    """Between the entries of the classes predicted, before the chunk, 0 on the diagonal: [C, M, M] float64, or None."""
+
+
+class Decisions(NamedTuple):
+    """What P images do to the reservoir, all int64."""
+
+    label: Tensor
+    """Predicted class, [P]."""
+    slot: Tensor
+    """The slot that each takes, −1 where it is not stored, [P]."""
+    counts: Tensor
+    """Entries of its class from then on, 0 where it is not stored, [P]."""
+    held: Tensor
+    """The rows of these entries, [P, M]: class · M + slot before the chunk, C·M + j for image j, C·M + P for none."""
+    all_ready: Tensor
+    """The first image that finds two entries in every class, []; beyond all numbers where there is none."""
+
+    @property
+    def stored(self) -> Tensor:
+        """[P] bool"""
+        return self.slot >= 0
+
+
+def figures(
+    state: Reservoir, encoded: Encoded, logits: Tensor, key: Tensor, images: Tensor, config: Adaptation
+) -> Figures:
+    """Of a batch whose first `images` [] are real, the others only filling it up.
 
     Cosines are taken in float64, where their rounding cannot depend on how many images are looked at together.
     """
     label = logits.argmax(dim=-1)
-    finite = encoded.tokens.isfinite().flatten(1).all(dim=1) & torch.cat([encoded.feature, logits], 1).isfinite().all(1)
-    columns = [torch.stack([label.double(), keys.double(), finite.double()], dim=1)]
-    if config.strategy in ("diversity", "similarity"):
-        new = layer_mean(encoded.tokens)
-        stored = layer_mean(state.anchors[label])
-        columns += [(stored @ new.unsqueeze(-1)).squeeze(-1), new @ new.T]
-    return torch.cat(columns, dim=1)
+    sound = encoded.tokens.isfinite().flatten(1).all(dim=1) & torch.cat([encoded.feature, logits], 1).isfinite().all(1)
+    sound &= torch.arange(len(label), device=label.device) < images
+    if config.strategy not in ("diversity", "similarity"):
+        return Figures(label, key, sound, None, None)
+    new, unit = layer_mean(encoded.tokens), layer_mean(state.anchors[label])
+    near = torch.cat([(unit @ new.unsqueeze(-1)).squeeze(-1), new @ new.T], dim=1)
+    C, M = state.ids.shape
+    cosines = new.new_zeros(C, M, M)
+    cosines[label] = (unit @ unit.transpose(1, 2)) * (1 - torch.eye(M, dtype=unit.dtype, device=unit.device))
+    return Figures(label, key, sound, near, cosines)
 
 
 def layer_mean(tokens: Tensor) -> Tensor:
@@ -43,20 +86,45 @@ def layer_mean(tokens: Tensor) -> Tensor:
     return F.normalize(tokens.mean(dim=-2, dtype=torch.float64), dim=-1)
 
 
-def newcomers(figures: Tensor, n: int) -> Newcomers:
-    """The first n rows of `figures`, on the host."""
-    table = figures[:n].numpy()
-    label, key, finite = table[:, :3].T
-    near = table[:, 3:] if table.shape[1] > 3 else None
-    return Newcomers(label.astype(int).tolist(), key.tolist(), finite.astype(bool).tolist(), near)
+def decide(state: Reservoir, figures: Figures, config: Adaptation) -> Decisions:
+    """What the images do, one after the other: in a kernel on CUDA, else on the host."""
+    if not figures.label.is_cuda or importlib.util.find_spec("triton") is None:
+        return decide_on_host(state, figures, config)
+    from lessmore.engine.kernels import walk as kernel
+
+    slot, counts, held, ready = kernel.walk(state, config.strategy, *figures)
+    return Decisions(figures.label, slot, counts, held, ready.amax())
 
 
-def shelves(state: Reservoir) -> list[Shelf]:
-    """The reservoir as a ledger keeps it."""
-    unit = layer_mean(state.anchors)
-    cosines = (unit @ unit.transpose(1, 2)).masked_fill(torch.eye(unit.shape[1], device=unit.device).bool(), 0)
-    rows = zip(state.keys.tolist(), state.ids.tolist(), cosines.tolist(), state.counts.tolist(), strict=True)
+def decide_on_host(state: Reservoir, figures: Figures, config: Adaptation) -> Decisions:
+    """The same, by `walk.walk`."""
+    (C, M), P = state.ids.shape, len(figures.label)
+    near = None if figures.near is None else figures.near.cpu().numpy()
+    newcomers = Newcomers(figures.label.tolist(), figures.key.tolist(), figures.sound.tolist(), near)
+    stored, all_ready = walk(shelves(state, figures.cosines), M, config.strategy, int(state.step), newcomers)
+    table = np.zeros((P, 2 + M), dtype=np.int64)
+    table[:, 0], table[:, 2:] = -1, C * M + P
+    for image, label, slot, origins in stored:
+        table[image, :2] = slot, len(origins)
+        table[image, 2 : 2 + len(origins)] = [label * M + o if o < M else (C - 1) * M + o for o in origins]
+    told = torch.from_numpy(table).to(state.ids.device)
+    return Decisions(figures.label, told[:, 0], told[:, 1], told[:, 2:], state.step.new_tensor(all_ready))
+
+
+def shelves(state: Reservoir, cosines: Tensor | None) -> list[Shelf]:
+    """The reservoir's classes, as decisions on the host see them; cosines: `Figures.cosines`."""
+    M = state.ids.shape[1]
+    near = state.keys.new_zeros(len(state.ids), M, M) if cosines is None else cosines
+    rows = zip(state.keys.tolist(), state.ids.tolist(), near.tolist(), state.counts.tolist(), strict=True)
     return [Shelf(k[:n], i[:n], [row[:n] for row in c[:n]], list(range(n))) for k, i, c, n in rows]
+
+
+def standstill(state: Reservoir, P: int) -> Decisions:
+    """Those of P images that do nothing."""
+    C, M = state.ids.shape
+    none = state.ids.new_zeros(P)
+    lacking = (state.counts < 2).any()
+    return Decisions(none, none - 1, none, state.ids.new_full((P, M), C * M + P), lacking * P)
 
 
 def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
@@ -73,59 +141,59 @@ def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
     return rows.cummax(dim=0).values[:P]
 
 
-class Moments:
-    """A walk over a chunk of P images, told to the device."""
-
-    def __init__(self, walk: Walk, state: Reservoir, P: int) -> None:
-        self.state, self.all_ready = state, walk.all_ready
-        C, M = self.shape = state.ids.shape
-        table = np.zeros((P, 3 + M), dtype=np.int64)  # class, slot or −1, number of entries, their rows
-        table[:, 1], table[:, 3:] = -1, C * M + P
-        for image, label, slot, origins in walk.stored:
-            table[image, :3] = label, slot, len(origins)
-            table[image, 3 : 3 + len(origins)] = [label * M + o if o < M else (C - 1) * M + o for o in origins]
-        told = torch.from_numpy(table).to(state.ids.device, non_blocking=True)
-        self.label, self.slot, self.counts, self.held = told[:, 0], told[:, 1], told[:, 2], told[:, 3:]
-
-    def forecast(self, tokens: Tensor, ready: Ready) -> Forecast:
-        """The anchors each image finds if the chunk's tokens are these, [P, L, D]."""
-        (C, _), state = self.shape, self.state
-        slots = state.anchors.flatten(0, 1)
-        entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(2, *slots.shape[1:])])
-        rows = history(C, self.label, self.slot >= 0, delay=1)
-        if ready == "class":
-            usable = (rows >= C) | (state.counts >= 1)
-        else:
-            usable = (torch.arange(len(rows), device=rows.device) >= self.all_ready).unsqueeze(1).expand_as(rows)
-        return Forecast(state.means, entries, self.held, self.counts, usable, rows)
-
-    def corrected(self, tokens: Tensor, logits: Tensor, weights: Tensor, config: Adaptation) -> Tensor:
-        """p̃ of images with tokens [P, L, D] and zero-shot logits [P, C], against the entries each finds: [P, C]."""
-        (C, M), state = self.shape, self.state
-        held = history(C * M, self.label * M + self.slot, self.slot >= 0, delay=int(config.order == "predict_first"))
-        slots = state.anchors.flatten(0, 1)
-        # Filled up with zeros: a product's kernel may round its odd columns otherwise, and columns change their places.
-        fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
-        entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
-        unit = F.normalize(tokens.to(weights.dtype), dim=-1) * weights[:, None]
-        affinity = unit.flatten(1) @ F.normalize(entries, dim=-1).flatten(1).T
-        counted = (held >= C * M) | (state.ids >= 0).flatten()
-        if config.exclude_own:
-            counted &= held != torch.arange(C * M, C * M + len(tokens), device=held.device).unsqueeze(1)
-        scores = class_scores(affinity.gather(1, held).unflatten(1, (C, M)), counted.unflatten(1, (C, M)), config)
-        return correct(logits, scores, config)
+def forecast(state: Reservoir, decisions: Decisions, tokens: Tensor, ready: Ready) -> Forecast:
+    """The anchors that each image finds if the chunk's tokens are these, [P, L, D]."""
+    C = len(state.counts)
+    slots = state.anchors.flatten(0, 1)
+    entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(2, *slots.shape[1:])])
+    rows = history(C, decisions.label, decisions.stored, delay=1)
+    if ready == "class":
+        usable = (rows >= C) | (state.counts >= 1)
+    else:
+        usable = (torch.arange(len(rows), device=rows.device) >= decisions.all_ready).unsqueeze(1).expand_as(rows)
+    return Forecast(state.means, entries, decisions.held, decisions.counts, usable, rows)
 
 
-def store_(state: Reservoir, walk: Walk, encoded: Encoded, keys: Tensor, images: int) -> None:
-    """Write the end of a walk over so many images into the reservoir: only what changed, class means from the slots."""
-    M, shelves = state.ids.shape[1], walk.shelves.items()
-    new = [(c, m, o - M, len(s.origin)) for c, s in shelves for m, o in enumerate(s.origin) if o >= M]
-    table = torch.tensor(new, dtype=torch.int64).view(-1, 4)
-    label, slot, image, count = table.to(state.ids.device, non_blocking=True).unbind(1)
-    state.anchors[label, slot] = encoded.tokens[image].to(state.anchors.dtype)
-    state.features[label, slot] = encoded.feature[image].to(state.features.dtype)
-    state.keys[label, slot] = keys[image]
-    state.ids[label, slot] = state.step + image
-    state.counts[label] = count
-    state.means[label] = class_mean(state.anchors[label], count)
+def corrected(
+    state: Reservoir, decisions: Decisions, tokens: Tensor, logits: Tensor, weights: Tensor, config: Adaptation
+) -> Tensor:
+    """p̃ of images with tokens [P, L, D] and zero-shot logits [P, C], against the entries each finds: [P, C]."""
+    C, M = state.ids.shape
+    place = decisions.label * M + decisions.slot
+    held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))
+    slots = state.anchors.flatten(0, 1)
+    # Filled up with zeros: a product's kernel may round its odd columns otherwise, and columns change their places.
+    fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
+    entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
+    unit = F.normalize(tokens.to(weights.dtype), dim=-1) * weights[:, None]
+    affinity = unit.flatten(1) @ F.normalize(entries, dim=-1).flatten(1).T
+    counted = (held >= C * M) | (state.ids >= 0).flatten()
+    if config.exclude_own:
+        counted &= held != torch.arange(C * M, C * M + len(tokens), device=held.device).unsqueeze(1)
+    scores = class_scores(affinity.gather(1, held).unflatten(1, (C, M)), counted.unflatten(1, (C, M)), config)
+    return correct(logits, scores, config)
+
+
+def store_(state: Reservoir, decisions: Decisions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
+    """Let a chunk of so many images [] into the reservoir, in place.
+
+    Every image writes its place, stored or not: what the place holds in the end. So no shape depends on who is stored.
+    """
+    label, slot = decisions.label, decisions.slot.clamp_min(0)
+    places, time = state.ids.numel(), torch.arange(len(label), device=label.device)
+    place = label * state.ids.shape[1] + slot
+    last = torch.zeros_like(state.ids).flatten().scatter_reduce(0, place, (time + 1) * decisions.stored, "amax")[place]
+    changed, image = last > 0, (last - 1).clamp_min(0)
+
+    def put(field: Tensor, values: Tensor) -> None:
+        flat = field.view(places, *field.shape[2:])
+        new = changed.view(-1, *[1] * (values.ndim - 1))
+        flat[place] = torch.where(new, values[image].to(field.dtype), flat[place])
+
+    put(state.anchors, encoded.tokens)
+    put(state.features, encoded.feature)
+    put(state.keys, key)
+    put(state.ids, state.step + time)
+    state.counts.copy_((state.ids >= 0).sum(dim=1))
+    state.means[label] = class_mean(state.anchors[label], state.counts[label])
     state.step.add_(images)

@@ -1,13 +1,12 @@
 """Who enters the reservoir, decided on the host for a whole chunk of images, one after the other.
 
-A ledger mirrors what decisions need of the reservoir: reliabilities, sample numbers and the cosines between entries. It
-follows every decision exactly, so nothing but the newcomers' own figures has to come from the device.
+On CUDA `kernels.walk` decides the same without leaving the device.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,8 +23,8 @@ class Newcomers(NamedTuple):
     """Predicted class."""
     key: list[float]
     """Reliability H."""
-    finite: list[bool]
-    """Whether all values are; an image with others is never stored."""
+    sound: list[bool]
+    """Whether an image may be stored at all."""
     near: NDArray[np.float64] | None
     """Cosines of layer-mean tokens, [n, M + n]: with the slots of the predicted class as they were before the chunk,
     then with the chunk's images. None where the strategy does not look at them."""
@@ -41,10 +40,6 @@ class Shelf:
     """Between entries, 0 on the diagonal."""
     origin: list[int] = field(default_factory=list)
     """Where an entry is found: m < M in that slot before the chunk, M + j in image j of the chunk."""
-
-    def copy(self) -> Shelf:
-        """An independent one."""
-        return Shelf(self.keys[:], self.ids[:], [row[:] for row in self.cosines], self.origin[:])
 
     def put(self, slot: int, key: float, id: int, near: list[float], origin: int) -> None:
         """Let a newcomer in, at the end or in place of another; near: its cosines with the entries."""
@@ -77,8 +72,6 @@ class Walk(NamedTuple):
     """What a chunk of images does to the reservoir."""
 
     stored: list[Stored]
-    shelves: dict[int, Shelf]
-    """The classes that changed, as they are at the end."""
     all_ready: int
     """The first image that finds two entries in every class; beyond all numbers where there is none."""
 
@@ -97,48 +90,24 @@ def evict(strategy: Strategy, shelf: Shelf, key: float, id: int, near: list[floa
     return scores.index(max(scores)) - 1
 
 
-class Ledger:
-    """All classes, and how many images have been seen."""
-
-    def __init__(self, shelves: Iterable[Shelf], M: int, strategy: Strategy, seen: int = 0) -> None:
-        self.shelves = list(shelves)
-        self.M, self.strategy, self.seen = M, strategy, seen
-
-    @property
-    def lacking(self) -> int:
-        """Classes with fewer than two entries."""
-        return sum(len(shelf.keys) < 2 for shelf in self.shelves)
-
-    def standstill(self) -> Walk:
-        """The walk in which nothing happens."""
-        return Walk([], {}, sys.maxsize if self.lacking else 0)
-
-    def walk(self, images: Newcomers) -> Walk:
-        """What the images would do, in their order; the ledger itself stays as it is."""
-        stored, changed, all_ready = self.standstill()
-        lacking = self.lacking
-        for i, (label, key, finite) in enumerate(zip(images.label, images.key, images.finite, strict=True)):
-            if not finite:
-                continue
-            shelf = changed.get(label) or self.shelves[label]
-            near = [0.0] * len(shelf.keys) if images.near is None else images.near[i, shelf.origin].tolist()
-            count = slot = len(shelf.keys)
-            if count == self.M:
-                slot = evict(self.strategy, shelf, key, self.seen + i, near)
-            if slot < 0:
-                continue
-            if label not in changed:
-                shelf = changed[label] = shelf.copy()
-            shelf.put(slot, key, self.seen + i, near, self.M + i)
-            stored.append(Stored(i, label, slot, tuple(shelf.origin)))
-            if slot == count == 1:
-                lacking -= 1
-                all_ready = all_ready if lacking else i + 1
-        return Walk(stored, changed, all_ready)
-
-    def commit(self, walk: Walk, images: int) -> None:
-        """Let a walk over so many images have happened."""
-        for label, shelf in walk.shelves.items():
-            shelf.origin = list(range(len(shelf.keys)))
-            self.shelves[label] = shelf
-        self.seen += images
+def walk(shelves: Sequence[Shelf], M: int, strategy: Strategy, seen: int, images: Newcomers) -> Walk:
+    """What images do in their order, after `seen` others, to classes with up to M entries; the shelves follow."""
+    stored: list[Stored] = []
+    lacking = sum(len(shelf.keys) < 2 for shelf in shelves)
+    all_ready = sys.maxsize if lacking else 0
+    for i, (label, key, sound) in enumerate(zip(images.label, images.key, images.sound, strict=True)):
+        if not sound:
+            continue
+        shelf = shelves[label]
+        near = [0.0] * len(shelf.keys) if images.near is None else images.near[i, shelf.origin].tolist()
+        count = slot = len(shelf.keys)
+        if count == M:
+            slot = evict(strategy, shelf, key, seen + i, near)
+        if slot < 0:
+            continue
+        shelf.put(slot, key, seen + i, near, M + i)
+        stored.append(Stored(i, label, slot, tuple(shelf.origin)))
+        if slot == count == 1:
+            lacking -= 1
+            all_ready = all_ready if lacking else i + 1
+    return Walk(stored, all_ready)

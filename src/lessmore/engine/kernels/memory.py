@@ -16,7 +16,7 @@ from lessmore.config import Adaptation
 from lessmore.engine.kernels.linear import Sums
 from lessmore.reservoir import Reservoir
 
-_STRATEGIES = {"fifo": 0, "uncertainty": 1, "similarity": 2, "diversity": 3}
+STRATEGIES = {"fifo": 0, "uncertainty": 1, "similarity": 2, "diversity": 3}
 
 
 @triton.jit
@@ -321,7 +321,7 @@ def settle(
     }  # fmt: skip
     _propose[(1,)](
         logits, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
-        sample.slot, sample.key, C, D, E, tokens.stride(0), STRATEGY=_STRATEGIES[config.strategy],
+        sample.slot, sample.key, C, D, E, tokens.stride(0), STRATEGY=STRATEGIES[config.strategy],
         TERM=config.key == "class_term", **shapes,
     )  # fmt: skip
     _finish[(L + 1,)](
