@@ -9,7 +9,22 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 import lessmore
-from lessmore.cli import bench, build, classify, demo, export, flops, ls, run, sweep, train_prompt, validate, vis
+from lessmore.cli import (
+    bench,
+    build,
+    classify,
+    demo,
+    export,
+    flops,
+    ls,
+    report,
+    reproduce,
+    run,
+    sweep,
+    train_prompt,
+    validate,
+    vis,
+)
 from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter
 from lessmore.errors import LessmoreError
 
@@ -26,6 +41,8 @@ COMMANDS = {
     "validate": validate,
     "ls": ls,
     "build": build,
+    "report": report,
+    "reproduce": reproduce,
 }
 EXAMPLES = """examples:
   lessmore demo

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
-from lessmore.errors import ConfigError
 from lessmore.files import replacing
 from lessmore.report.formats import to_csv, to_latex, to_markdown
+from lessmore.report.runs import find
 from lessmore.report.tables import Summary, table
 
-SCHEMA = "lessmore.run/1"
 EXAMPLES = """examples:
   lessmore build results
   lessmore build results --output table.tex
@@ -63,43 +60,5 @@ def _write(summaries: list[Summary], left_out: list[str], ending: str) -> str:
 
 def collect(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
     """Summaries of finished runs, each once, and the names of the others with what is wrong with them."""
-    files = {file.resolve(): file for path in paths for file in _summary_files(path)}
-    found: dict[str, Summary] = {}
-    left_out = []
-    for file in files.values():
-        summary, problem = _read(file)
-        if problem:
-            left_out.append(f"{file.parent.name} ({problem})")
-        else:
-            found[summary["key"]] = summary
-    if not found:
-        raise ConfigError(
-            f"there is no finished run in {', '.join(map(str, paths))}; give the --output of lessmore run"
-        )
-    return list(found.values()), left_out
-
-
-def _summary_files(path: Path) -> Iterator[Path]:
-    """Where summaries are or, of runs that have begun, would be."""
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from sorted({file.parent / "summary.json" for file in path.rglob("s*.json") if file.stem in _MARKS})
-    else:
-        raise ConfigError(f"there is no file or folder {path}; check the path")
-
-
-_MARKS = ("spec", "summary")
-_PARTS = ("key", "spec", "dataset", "metrics", "provenance")
-
-
-def _read(file: Path) -> tuple[dict[str, Any], str]:
-    try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, "not finished"
-    except (OSError, ValueError):
-        return {}, "not readable"
-    if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not all(part in summary for part in _PARTS):
-        return {}, f"not a summary of the form {SCHEMA}"
-    return summary, "" if summary["metrics"]["n"] else "no image could be read"
+    found, left_out = find(paths)
+    return [run.summary for run in found], left_out

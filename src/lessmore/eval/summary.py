@@ -21,7 +21,7 @@ Summary = dict[str, Any]
 def header(job: Job, environment: dict[str, Any]) -> Row:
     """What spec.json says, from the start of the run."""
     asked = {"schema": SCHEMA, "key": job.key, "spec": asdict(job.spec), "identity": job.identity}
-    return {**asked, "started": _now(), "environment": environment}
+    return {**asked, "classes": job.classes, "started": _now(), "environment": environment}
 
 
 def summary(sampler: Sampler, store: Store, environment: dict[str, Any]) -> Summary:

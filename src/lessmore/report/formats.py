@@ -43,13 +43,14 @@ def _text(cell: Cell | None, best: bool, style: _Style) -> str:
 
 def to_markdown(of: Table) -> str:
     """A pipe table with its notes below."""
-    head, *lines = _grid(of, _Style(_escape_markdown, "**%s**", "±"))
+    head, *lines = _grid(of, _Style(escape_markdown, "**%s**", "±"))
     ruler = ["---"] * (len(of.head) + 1) + ["---:"] * len(of.columns)
     rows = "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *lines))
-    return "\n\n".join([rows, *(_escape_markdown(note) for note in of.notes)]) + "\n"
+    return "\n\n".join([rows, *(escape_markdown(note) for note in of.notes)]) + "\n"
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """One line of text that means nothing special in a pipe table."""
     return re.sub(r"([\\|*_`<>\[\]#~])", r"\\\1", " ".join(text.split()))
 
 
@@ -66,11 +67,11 @@ _LATEX = {
 
 def to_latex(of: Table) -> str:
     """A tabular with booktabs' rules and the notes below."""
-    head, images, *lines = _grid(of, _Style(_escape_latex, r"\textbf{%s}", r"$\pm$"))
+    head, images, *lines = _grid(of, _Style(escape_latex, r"\textbf{%s}", r"$\pm$"))
     columns = "l" * (len(of.head) + 1) + "r" * len(of.columns)
     body = [_latex_line(line) for line in lines]
     parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(head), _latex_line(images), r"\midrule"]
-    notes = [rf"\par\footnotesize {_escape_latex(note)}" for note in of.notes]
+    notes = [rf"\par\footnotesize {escape_latex(note)}" for note in of.notes]
     return "\n".join(["% needs the package booktabs", *parts, *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
@@ -78,7 +79,8 @@ def _latex_line(cells: list[str]) -> str:
     return " & ".join("--" if cell == "–" else cell for cell in cells) + r" \\"
 
 
-def _escape_latex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """One line of text that means nothing special in LaTeX."""
     return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
@@ -89,7 +91,7 @@ def to_csv(summaries: Iterable[Summary]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _harmless(value) for name, value in line.items()} for line in lines)
+    writer.writerows({name: harmless(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -110,6 +112,6 @@ def _flat(run: Summary) -> Iterable[tuple[str, Any]]:
                 yield f"{part}.{name}", value
 
 
-def _harmless(value: Any) -> Any:
+def harmless(value: Any) -> Any:
     """Texts a spreadsheet would take for a formula get a quote in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

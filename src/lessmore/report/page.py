@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from string import Template
 
-WIDTH, HEIGHT = 340, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 24
-_POINTS = 150  # a curve has no more corners than that, whatever the length of its stream
+from lessmore.report.charts import Axis, Plot, round_axis
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,9 @@ class Page:
 
 def render(page: Page) -> str:
     """The page as HTML text that loads nothing from anywhere."""
-    template = Template(resources.files("lessmore.report").joinpath("demo.html").read_text(encoding="utf-8"))
-    low, high = _range([value for chart in page.charts for curve in chart.curves.values() for value in curve])
-    return template.substitute(
+    y = round_axis(value for chart in page.charts for curve in chart.curves.values() for value in curve)
+    return Template(part("demo.html")).substitute(
+        style=part("base.css"),
         title=escape(page.title),
         lead=escape(page.lead),
         facts="".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in page.facts.items()),
@@ -94,10 +91,15 @@ def render(page: Page) -> str:
         gains="".join(_row(row) for row in page.rows if row.gain),
         notes=escape(page.notes),
         legend=_legend(page.charts),
-        charts="".join(_chart(chart, low, high) for chart in page.charts),
+        charts="".join(_chart(chart, y) for chart in page.charts),
         gallery=escape(page.gallery),
         exhibits="".join(_exhibit(exhibit) for exhibit in page.exhibits),
     )
+
+
+def part(name: str) -> str:
+    """A file that pages are made of."""
+    return resources.files("lessmore.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _row(row: Row) -> str:
@@ -111,59 +113,23 @@ def _row(row: Row) -> str:
     return f'<tr><th scope="row">{escape(row.name)}</th>{cells.replace("-", "−")}</tr>\n'
 
 
-def _range(values: Sequence[float]) -> tuple[int, int]:
-    """Multiples of ten around all values, so that every chart has the same scale."""
-    if not values:
-        return 0, 100
-    low, high = 10 * math.floor(min(values) / 10), 10 * math.ceil(max(values) / 10)
-    return low, max(high, low + 10)
-
-
 def _legend(charts: Sequence[Chart]) -> str:
     names = list(charts[0].curves) if charts else []
     line = '<svg viewBox="0 0 34 10" aria-hidden="true"><line x1="1" y1="5" x2="33" y2="5" class="curve c{}"/></svg>'
     return "".join(f"<li>{line.format(i)} {escape(name)}</li>" for i, name in enumerate(names))
 
 
-def _chart(chart: Chart, low: int, high: int) -> str:
+def _chart(chart: Chart, y: Axis) -> str:
     """A figure with its caption; the numbers at the end of the stream are in the text as well."""
     ends = ", ".join(f"{name} {curve[-1]:.1f} %" for name, curve in chart.curves.items() if curve)
-    longest = max((len(curve) for curve in chart.curves.values()), default=0)
-    curves = "".join(_curve(i, curve, low, high) for i, curve in enumerate(chart.curves.values()))
-    label = escape(f"Running accuracy, {chart.title}; at the end: {ends}", quote=True)
+    last = chart.first + max((len(curve) for curve in chart.curves.values()), default=0) - 1
+    plot = Plot(Axis(chart.first, last, ((chart.first, f"{chart.first}"), (last, f"{last} images"))), y)
+    for number, curve in enumerate(chart.curves.values()):
+        plot.line(list(enumerate(curve, start=chart.first)), f"curve c{number}")
     return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        f"{_grid(low, high, chart.first, chart.first + longest - 1)}{curves}</svg>"
+        f"<figure>{plot.svg(f'Running accuracy, {chart.title}; at the end: {ends}')}"
         f"<figcaption><b>{escape(chart.title)}</b> at the end: {escape(ends)}</figcaption></figure>\n"
     )
-
-
-def _grid(low: int, high: int, first: int, last: int) -> str:
-    """Horizontal lines every ten (or twenty) points with their numbers, and the ends of the stream."""
-    step = 10 if high - low <= 60 else 20
-    parts = []
-    for tick in range(low, high + 1, step):
-        y = _height(tick, low, high)
-        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{tick}</text>')
-    bottom = HEIGHT - 7
-    parts.append(f'<text x="{_LEFT}" y="{bottom}">{first}</text>')
-    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{bottom}" text-anchor="end">{last} images</text>')
-    return "".join(parts)
-
-
-def _height(value: float, low: int, high: int) -> float:
-    return HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
-
-
-def _curve(number: int, curve: Sequence[float], low: int, high: int) -> str:
-    last = max(len(curve) - 1, 1)
-    every = max(1, math.ceil(len(curve) / _POINTS))
-    shown = sorted({*range(0, len(curve), every), len(curve) - 1} - {-1})
-    points = " ".join(
-        f"{_LEFT + i / last * (WIDTH - _LEFT - _RIGHT):.1f},{_height(curve[i], low, high):.1f}" for i in shown
-    )
-    return f'<polyline points="{points}" class="curve c{number}"/>'
 
 
 def _exhibit(exhibit: Exhibit) -> str:

@@ -64,8 +64,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A summary and where it belongs."""
+class Run:
+    """A summary and where it belongs: in the row of its settings and the column of its stream."""
 
     summary: Summary
     settings: Mapping[str, str]
@@ -73,13 +73,14 @@ class _Run:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
+        """What came out."""
         metrics: Mapping[str, Any] = self.summary["metrics"]
         return metrics
 
 
 def table(summaries: Iterable[Summary], incomplete: Sequence[str] = ()) -> Table:
     """Arrange finished runs; `incomplete` names others that are left out, to be listed below."""
-    runs, repeated = _newest(summaries)
+    runs, repeated = newest(summaries)
     head = (*ALWAYS, *(name for name in SOMETIMES if len({run.settings[name] for run in runs}) > 1))
     columns = sorted({run.column for run in runs})
     matched = _grouped(runs, lambda run: _matched_labels(run, head))
@@ -92,18 +93,18 @@ def table(summaries: Iterable[Summary], incomplete: Sequence[str] = ()) -> Table
     return Table(head, (*columns, *average), images, tuple(rows), _notes(runs, repeated, incomplete))
 
 
-def _newest(summaries: Iterable[Summary]) -> tuple[list[_Run], int]:
+def newest(summaries: Iterable[Summary]) -> tuple[list[Run], int]:
     """One run per setting, stream and seed, the last finished one; and how many others there were."""
     distinct = {summary["key"]: summary for summary in summaries}
     streams: dict[str, set[str]] = {}
     for summary in distinct.values():
         streams.setdefault(_column(summary), set()).add(summary["dataset"]["fingerprint"])
-    kept: dict[tuple[object, ...], _Run] = {}
+    kept: dict[tuple[object, ...], Run] = {}
     for summary in sorted(distinct.values(), key=lambda one: (str(one["provenance"].get("finished")), one["key"])):
         column = _column(summary)
         if len(streams[column]) > 1:  # different data under one name
             column = f"{column}, {summary['dataset']['fingerprint'][:8]}"
-        run = _Run(summary, {name: _setting(summary, name) for name in (*ALWAYS, *SOMETIMES)}, column)
+        run = Run(summary, {name: _setting(summary, name) for name in (*ALWAYS, *SOMETIMES)}, column)
         kept[(*run.settings.values(), column, summary["spec"]["seed"])] = run
     return list(kept.values()), len(distinct) - len(kept)
 
@@ -130,21 +131,21 @@ def _column(summary: Summary) -> str:
     return ", ".join(str(part) for part in (*parts, data.get("note")) if part)
 
 
-def _grouped(runs: list[_Run], labels: Callable[[_Run], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[_Run]]]:
-    groups: dict[tuple[str, ...], list[_Run]] = {}
+def _grouped(runs: list[Run], labels: Callable[[Run], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[Run]]]:
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(labels(run), []).append(run)
     return sorted(groups.items())
 
 
-def _row(labels: tuple[str, ...], runs: list[_Run], columns: list[str]) -> Row:
+def _row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
     of = [[run for run in runs if run.column == column] for column in columns]
     counts = sorted({len(part) for part in of if part})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
     return Row(labels, seeds, _averaged([_cell(part) for part in of]), any(run.summary["tuned_on"] for run in runs))
 
 
-def _cell(runs: list[_Run]) -> Cell | None:
+def _cell(runs: list[Run]) -> Cell | None:
     if not runs:
         return None
     return Cell(
@@ -154,13 +155,13 @@ def _cell(runs: list[_Run]) -> Cell | None:
     )
 
 
-def _matched_labels(run: _Run, head: tuple[str, ...]) -> tuple[str, ...]:
+def _matched_labels(run: Run, head: tuple[str, ...]) -> tuple[str, ...]:
     """Labels of the row of zero-shot answers that every run gave beside its own, on all tokens."""
     given = {"method": "matched zero-shot", "R": "1", "reducer": "", "preset": "", "options": ""}
     return tuple(given.get(name, run.settings[name]) for name in head)
 
 
-def _matched_row(labels: tuple[str, ...], runs: list[_Run], columns: list[str]) -> Row:
+def _matched_row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
     cells: list[Cell | None] = []
     for column in columns:
         metrics = [run.metrics for run in runs if run.column == column]
@@ -185,12 +186,12 @@ def _averaged(cells: list[Cell | None]) -> tuple[Cell | None, ...]:
     return (*cells, Cell(fmean(cell.accuracy for cell in known), gain=fmean(gains) if gains else None))
 
 
-def _images(runs: Iterable[_Run]) -> str:
+def _images(runs: Iterable[Run]) -> str:
     counts = sorted({run.metrics["n"] for run in runs})
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,}–{counts[-1]:,}"
 
 
-def _notes(runs: list[_Run], repeated: int, incomplete: Sequence[str]) -> tuple[str, ...]:
+def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[str, ...]:
     notes = [
         "Accuracy in percent ± half the width of the 95 % interval, mean over seeds; in brackets the gain over matched "
         "zero-shot (same prompts and images, all tokens) in points. Bold: best of its model.",

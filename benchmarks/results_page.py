@@ -1,0 +1,85 @@
+"""The tables of docs/results.md, made of the committed JSON and of a few sentences per table written by hand.
+
+    python benchmarks/results_page.py           # writes docs/results.md
+    python benchmarks/results_page.py --check   # exit code 1 if it is not up to date
+
+benchmarks/results/reproduce/MODEL/TABLE.json is what `lessmore reproduce` writes, docs/results.d/TABLE.md (or, for one
+model alone, docs/results.d/TABLE.MODEL.md) says what to make of it. Only what stands between the two marks is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lessmore.errors import ConfigError
+from lessmore.files import replacing
+from lessmore.report.formats import escape_markdown
+from lessmore.reproduce.show import Page, page
+from lessmore.reproduce.stored import read
+from lessmore.reproduce.write import pipes
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BEGIN = (
+    "<!-- tables: made by benchmarks/results_page.py; edit docs/results.d and benchmarks/results/reproduce instead -->"
+)
+END = "<!-- end of the tables -->"
+
+
+def main() -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, say whether the page is up to date")
+    check = parser.parse_args().check
+    target = REPOSITORY / "docs" / "results.md"
+    before = target.read_text(encoding="utf-8")
+    after = spliced(before, REPOSITORY)
+    if check or before == after:
+        print("up to date" if before == after else f"{target.name} is not what the JSON says; run this without --check")
+        return int(before != after)
+    with replacing(target) as new:
+        new.write_text(after, encoding="utf-8")
+    return 0
+
+
+def spliced(text: str, repository: Path) -> str:
+    """The page with its tables as the JSON has them now."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"the page lacks its marks; put {BEGIN} and {END} where the tables belong")
+    return f"{before}{BEGIN}\n{tables(repository)}{END}{after}"
+
+
+def tables(repository: Path) -> str:
+    """All tables, model after model."""
+    stored = repository / "benchmarks" / "results" / "reproduce"
+    folders = sorted(folder for folder in stored.glob("*") if any(folder.glob("*.json")))
+    parts = [part for folder in folders for part in of_model(read(folder), repository / "docs" / "results.d")]
+    return "".join(f"\n{part}\n" for part in parts)
+
+
+def of_model(values: list[Mapping[str, Any]], prose: Path) -> list[str]:
+    """Heading, what holds for all tables, and the tables."""
+    pages = [page(value) for value in values]
+    common = [note for note in pages[0].notes if len(pages) > 1 and all(note in other.notes for other in pages)]
+    parts = [f"## The paper's tables, with {values[0]['model']}", *map(escape_markdown, common)]
+    for value, shown in zip(values, pages, strict=True):
+        parts += of_table(value, shown, prose, common)
+    return parts
+
+
+def of_table(value: Mapping[str, Any], shown: Page, prose: Path, said: list[str]) -> list[str]:
+    """Heading, what we make of it, command, grids, and the notes that are not said above."""
+    words = [prose / f"{value['table']}.{value['model']}.md", prose / f"{value['table']}.md"]
+    written = next((file.read_text(encoding="utf-8").strip() for file in words if file.is_file()), "")
+    notes = [escape_markdown(note) for note in shown.notes if note not in said]
+    parts = [f"### {escape_markdown(value['title'])}", written, f"```\n{shown.command}\n```"]
+    return [part for part in (*parts, *map(pipes, shown.grids), *notes) if part]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

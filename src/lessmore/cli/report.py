@@ -1,0 +1,89 @@
+"""One page to look at runs: summary, cost, accuracy over time, calibration, reservoir, and image by image."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
+from lessmore.errors import ConfigError, StateError
+from lessmore.figures.plots import save_run_plots
+from lessmore.files import replacing
+from lessmore.report.album import Album, Library, look
+from lessmore.report.html import render
+from lessmore.report.runs import Finished, find
+
+EXAMPLES = """examples:
+  lessmore report runs -o report.html
+  lessmore report runs/*eurosat* --pictures 200 -o eurosat.html
+  lessmore report runs-from-elsewhere --no-pictures -o report.html
+  lessmore report runs --plots plots -o report.html     # the same curves as PNG and SVG for a paper
+  lessmore report runs --root /where/the/data/are/now -o report.html
+
+The page is one file that loads nothing. For pictures the model and the data of each run are opened again; TCA's stream
+is then gone through once more, quickly from cached encodings, else as slowly as the run itself. What cannot be opened
+is said on the page. Runs that are not finished are left out and listed, and the command then ends with exit code 3.
+"""
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore report`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("runs", type=str, nargs="+", help="folders of runs, searched to any depth")
+    args.add_argument("--output", "-o", type=str, default="report.html", help="the page to write")
+    args.add_argument("--pictures", type=int, default=60, help="images of each run shown with their tokens")
+    args.add_argument("--no-pictures", action="store_true", help="open no model, for runs whose data are not here")
+    args.add_argument("--root", type=str | None, default=None, help="folder of the data sets, if they have moved")
+    args.add_argument("--cache", type=str | None, default=None, help="where the runs kept their encodings")
+    args.add_argument("--plots", type=str | None, default=None, help="also write PNG and SVG plots into this folder")
+    args.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Write the page; 0, or 3 if some runs are not finished."""
+    output = Path(args.output)
+    check_writable(output, (".html", ".htm"))
+    if args.pictures < 0:
+        raise ConfigError(f"--pictures must be 0 or more, not {args.pictures}")
+    runs, left_out = _readable(*find([Path(name) for name in args.runs]))
+    albums = _albums(runs, args)
+    with replacing(output) as new:
+        new.write_text(render(runs, albums, left_out), encoding="utf-8")
+    for note in dict.fromkeys(note for album in albums for note in album.notes):
+        print(f"lessmore report: {note}", file=sys.stderr)
+    for name in left_out:
+        print(f"lessmore report: left out {name}", file=sys.stderr)
+    if args.plots is not None:
+        save_run_plots([finished.folder for finished in runs], Path(args.plots))
+    pictures = sum(len(album.uris) for album in albums)
+    print(f"{output}: {len(runs)} runs, {pictures} pictures, {output.stat().st_size / 1e6:.1f} MB")
+    return SOME_FAILED if left_out else OK
+
+
+def _readable(runs: list[Finished], left_out: list[str]) -> tuple[list[Finished], list[str]]:
+    """Those whose rows can be read, too."""
+    good, bad = [], list(left_out)
+    for finished in runs:
+        try:
+            finished.check()
+            good.append(finished)
+        except StateError as error:
+            bad.append(f"{finished.folder.name} ({error})")
+    if not good:
+        raise ConfigError(f"no run can be shown: {'; '.join(bad)}")
+    return good, bad
+
+
+def _albums(runs: list[Finished], args: Namespace) -> list[Album]:
+    library = Library(args.root, args.cache or True)
+    count = 0 if args.no_pictures else args.pictures
+    albums = []
+    for number, finished in enumerate(runs, start=1):
+        title = f"run {number} of {len(runs)}"
+        with tqdm(desc=title, unit="image", disable=args.quiet or None, leave=False) as bar:
+            albums.append(look(finished, library, count, bar.update))
+    return albums

@@ -1,0 +1,230 @@
+"""Make the paper's tables and figures with your model and data, set beside the paper's own numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
+from lessmore.cli.run import line
+from lessmore.cli.sweep import describe
+from lessmore.config import list_presets
+from lessmore.data.registry import is_direct
+from lessmore.errors import ConfigError
+from lessmore.eval.runner import Summary
+from lessmore.eval.spec import PRECISIONS, RunSpec
+from lessmore.eval.store import read_summary
+from lessmore.eval.sweep import Done, Worker
+from lessmore.eval.sweep_local import run_locally
+from lessmore.figures import FIGURES
+from lessmore.reproduce.compare import compare
+from lessmore.reproduce.drawn import draw
+from lessmore.reproduce.dryrun import dry_run
+from lessmore.reproduce.measured import gather
+from lessmore.reproduce.plan import Shelf, Wishes, check_rows, distinct, finished, identity, plan
+from lessmore.reproduce.stored import check_formats, read, save
+from lessmore.reproduce.tables import TABLES, Table, find
+from lessmore.reproduce.write import FORMATS
+
+EXAMPLES = """examples:
+  lessmore reproduce --list
+  lessmore reproduce all --dry-run
+  lessmore reproduce cross-dataset --model openai/clip-vit-base-patch16 --root data
+  lessmore reproduce budget beta --model my-model --root data --dataset eurosat dtd --corruption none contrast:2
+  lessmore reproduce cross-dataset --model my-model --root data --rows TPT "TCA*" --limit 500
+  lessmore reproduce --from reproduce --format markdown
+
+Columns are the paper's data sets, as far as they are there, or those of --dataset, each under every --corruption. Runs
+lie in the folder runs under --output; the same command again skips what is done, and tables share runs. Every table is
+written as NAME.json, which holds everything, and in the formats asked for, which --from makes of the JSON alone.
+--collect makes the tables of the runs that are done, also of runs that another machine has done.
+
+If some runs fail, the tables are made of the others and the command ends with exit code 3 instead of 0.
+"""
+
+Found = dict[Hashable, Summary]
+
+
+def parser() -> ArgumentParser:
+    """Arguments of `lessmore reproduce`."""
+    args = new_parser(__doc__, EXAMPLES)
+    args.add_argument("names", type=str, nargs="*", default=[], help="tables and figures, or all; --list names them")
+    args.add_argument("--list", action="store_true", help="list tables and figures")
+    args.add_argument("--model", type=str | None, default=None, help="as for lessmore run")
+    args.add_argument("--dataset", type=str, nargs="+", default=[], help="data sets in place of the paper's")
+    args.add_argument("--corruption", type=str, nargs="+", default=["none"], help="such as none contrast:2")
+    args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
+    args.add_argument("--output", type=str | None, default=None, help="folder of tables and runs; by default reproduce")
+    args.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the order")
+    args.add_argument("--limit", type=int | float | None, default=None, help="images, or a fraction of them")
+    args.add_argument("--order", type=str, default="iid", help="as for lessmore run")
+    args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
+    args.add_argument(
+        "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
+    )
+    args.add_argument("--templates", type=str | None, default=None, help="by default the data set's")
+    args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
+    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
+    args.add_argument("--dry-run", action="store_true", help="only say what there is to do and how long it takes")
+    args.add_argument("--collect", action="store_true", help="run nothing, make the tables of the runs that are done")
+    args.add_argument("--from", type=str | None, default=None, help="a folder of tables in JSON, to be written anew")
+    args.add_argument("--format", type=str, nargs="+", default=None, help="markdown, csv, latex, html; by default all")
+    args.add_argument("--quiet", action="store_true", help="no progress, only failures")
+    return args
+
+
+def run(args: Namespace) -> int:
+    """Make what is asked for; 0, 3 if something failed, 130 if interrupted."""
+    formats = list(FORMATS) if args.format is None else args.format
+    check_formats(formats)
+    if args.list:
+        print("\n".join(f"{name}\t{title}" for name, title in _known().items()))
+        return OK
+    if args["from"] is not None:
+        return _rewrite(Path(args["from"]), args, formats)
+    tables, drawings = _named(args.names)
+    _check(args, tables)
+    if args.dry_run:
+        print("\n".join(dry_run(tables, _wishes(args), _output(args) / "runs", args.jobs)))
+        print("\n".join(f"figure {name}: {FIGURES[name].images} images" for name in drawings))
+        return OK
+    if args.model is None:
+        raise ConfigError("there is no model; give one with --model, as for lessmore run")
+    try:
+        codes = [_tables(tables, args, formats)] if tables else []
+        codes += [_figures(drawings, args)] if drawings else []
+    except KeyboardInterrupt:
+        print("lessmore reproduce: interrupted; run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+    return max(codes)
+
+
+def _known() -> dict[str, str]:
+    """Names with what they are of."""
+    tables = {name: f"table: {table.title}" for name, table in TABLES.items()}
+    return tables | {name: f"figure: {figure.title}" for name, figure in FIGURES.items()}
+
+
+def _named(names: Sequence[str]) -> tuple[list[Table], list[str]]:
+    """Tables and names of figures, each once."""
+    if not names:
+        raise ConfigError("name tables or figures, or all; lessmore reproduce --list names them")
+    wanted = list(dict.fromkeys(known for name in names for known in (_known() if name == "all" else [name])))
+    return [find(name, tuple(FIGURES)) for name in wanted if name not in FIGURES], [n for n in wanted if n in FIGURES]
+
+
+def _check(args: Namespace, tables: Sequence[Table]) -> None:
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs must be 1 or more, not {args.jobs}")
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError("--seeds names a seed twice; name each once")
+    check_rows(tables, args.rows)
+
+
+def _output(args: Namespace) -> Path:
+    return Path(args.output or "reproduce")
+
+
+def _rewrite(folder: Path, args: Namespace, formats: Sequence[str]) -> int:
+    """Other formats of tables that are there: into --output, or printed."""
+    for value in read(folder):
+        if args.output is None:
+            print("\n".join(FORMATS[name][1](value) for name in formats), end="")
+        else:
+            print("\n".join(str(file) for file in save(value, Path(args.output), formats)))
+    return OK
+
+
+def _tables(tables: Sequence[Table], args: Namespace, formats: Sequence[str]) -> int:
+    wishes, folder = _wishes(args), _output(args)
+    shelf = Shelf(wishes.root)
+    plans = [one for table in tables if (one := plan(table, wishes, shelf)).rows]
+    missing = {name.partition("/")[0]: why for one in plans for name, why in one.missing.items()}
+    for why in missing.values():
+        print(f"lessmore reproduce: left out: {why}", file=sys.stderr)
+    if not any(one.columns for one in plans):
+        raise ConfigError("none of the data sets is there; give --root, or others with --dataset")
+    runs = distinct(plans)
+    found, failed = (_collected(runs, folder / "runs"), {}) if args.collect else _follow(runs, folder / "runs", args)
+    for one in plans:
+        if one.columns:
+            own = {identity(spec) for specs in one.cells.values() for spec in specs}
+            holes = [why for key, why in failed.items() if key in own]
+            value = compare(one, gather(one, found, folder / "runs"), wishes, holes)
+            print(f"{one.table.name}: {', '.join(map(str, save(value, folder, formats)))}", flush=True)
+    unread = any(summary["metrics"]["failed"] for summary in found.values())
+    return SOME_FAILED if failed or unread else OK
+
+
+def _wishes(args: Namespace) -> Wishes:
+    names = ("root", "limit", "order", "preset", "templates", "precision", "device")
+    return Wishes(
+        model=args.model or "",
+        datasets=tuple(args.dataset),
+        corruptions=tuple(None if name == "none" else name for name in args.corruption),
+        seeds=tuple(args.seeds),
+        rows=tuple(args.rows),
+        common={name: getattr(args, name) for name in names},
+    )
+
+
+def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[Done]:
+    """What comes of the runs; a single job needs no process of its own."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    if jobs > 1:
+        yield from run_locally(specs, folder, jobs, threads)
+    else:
+        yield from map(Worker(folder, threads), specs)
+
+
+def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> tuple[Found, dict[Hashable, str]]:
+    """Do the runs and show what comes in; summaries by identity, and the same for what failed, in words."""
+    found: Found = {}
+    failed: dict[Hashable, str] = {}
+    progress = tqdm(total=len(runs), unit="run", disable=args.quiet or None)
+    with closing(_results(list(runs.values()), folder, args.jobs)) as results, progress as bar:
+        for number, done in enumerate(results, start=1):
+            if done.summary is None:
+                failed[identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"
+                bar.write(f"lessmore reproduce: {said}", file=sys.stderr)
+            else:
+                found[identity(done.spec)] = done.summary
+                if not args.quiet:
+                    bar.write(f"{number}/{len(runs)} {line(done.summary)}")
+            bar.update()
+    return found, failed
+
+
+def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> Found:
+    """Summaries of the runs that are done, wherever they were; neither model nor device is looked at."""
+    done = finished(folder)
+    found = {key: summary for key in runs if key in done and (summary := read_summary(done[key])) is not None}
+    print(f"{len(found)} of {len(runs)} runs are done", flush=True)
+    return found
+
+
+def _title(spec: RunSpec) -> str:
+    """A run in a few words, without the folders of this machine."""
+    data = Path(spec.dataset.partition(":")[2]).name if is_direct(spec.dataset) else spec.dataset
+    return describe(replace(spec, model=Path(spec.model).name, dataset=data or spec.dataset, root=None))
+
+
+def _figures(names: Sequence[str], args: Namespace) -> int:
+    """Draw the figures of every stream asked for; one whose data are not there is left out."""
+    failed = False
+    for name in names:
+        for drawn in draw(name, _wishes(args), _output(args)):
+            failed |= isinstance(drawn, str)
+            if isinstance(drawn, str):
+                print(f"lessmore reproduce: {name} left out: {drawn}", file=sys.stderr)
+            else:
+                print(f"{name}: {', '.join(map(str, drawn))}", flush=True)
+    return SOME_FAILED if failed else OK

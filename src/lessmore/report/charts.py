@@ -1,0 +1,173 @@
+"""Charts as SVG text: axes, curves, points and bars, coloured by the classes of the pages' style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 340, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 24
+_TITLE = 14  # room for the title of the horizontal axis
+_POINTS = 150  # a curve has no more corners than that, whatever the length of its stream
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`, with a text at every tick."""
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    title: str = ""
+
+
+def round_axis(values: Iterable[float], title: str = "", intervals: int = 5) -> Axis:
+    """Round numbers around all values, with about so many intervals between them."""
+    known = list(values)
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    step = _step((high - low) / intervals or abs(high) / intervals or 1.0)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    ticks = [(k * step, f"{k * step:.6g}".replace("-", "−")) for k in range(first, last + 1)]
+    return Axis(first * step, last * step, ticks, title)
+
+
+def _step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, at least `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
+
+
+class Plot:
+    """A drawing on two axes; takes data coordinates, and texts that it escapes."""
+
+    def __init__(self, x: Axis, y: Axis, width: int = WIDTH, height: int = HEIGHT) -> None:
+        self._x, self._y = x, y
+        self._width, self._height = width, height
+        self._bottom = height - _BOTTOM - (_TITLE if x.title else 0)
+        self._parts: list[str] = []
+        self._grid()
+
+    def at(self, x: float, y: float) -> Point:
+        """Where a point of the data lies in the drawing."""
+        across = (x - self._x.low) / ((self._x.high - self._x.low) or 1)
+        up = (y - self._y.low) / ((self._y.high - self._y.low) or 1)
+        return _LEFT + across * (self._width - _LEFT - _RIGHT), self._bottom - up * (self._bottom - _TOP)
+
+    def _grid(self) -> None:
+        """Horizontal lines with their numbers, and the numbers of the horizontal axis below."""
+        right, below = self._width - _RIGHT, self._bottom + 16
+        for value, text in self._y.ticks:
+            y = self.at(self._x.low, value)[1]
+            self._parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" class="grid"/>')
+            self._text(_LEFT - 5, y + 3.5, text, "end")
+        for value, text in self._x.ticks:
+            x = self.at(value, self._y.low)[0]
+            self._text(x, below, text, "end" if x > right - 8 else "start" if x < _LEFT + 1 else "middle")
+        if self._x.title:
+            self._text((_LEFT + right) / 2, below + _TITLE, self._x.title, "middle")
+
+    def _text(self, x: float, y: float, text: str, anchor: str, css: str = "") -> None:
+        named = f' class="{css}"' if css else ""
+        self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>')
+
+    def line(self, points: Sequence[Point], css: str) -> None:
+        """A curve through the points, thinned out where there are many."""
+        every = max(1, math.ceil(len(points) / _POINTS))
+        shown = sorted({*range(0, len(points), every), len(points) - 1} - {-1})
+        corners = " ".join("{:.1f},{:.1f}".format(*self.at(*points[i])) for i in shown)
+        self._parts.append(f'<polyline points="{corners}" class="{css}"/>')
+
+    def dot(self, point: Point, css: str, radius: float = 4, told: str = "") -> None:
+        """A disc; told: what it says when it is pointed at."""
+        x, y = self.at(*point)
+        title = f"<title>{escape(told)}</title>" if told else ""
+        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" class="{css}">{title}</circle>')
+
+    def whisker(self, x: float, low: float, high: float, css: str) -> None:
+        """A vertical interval."""
+        (left, bottom), (_, top) = self.at(x, low), self.at(x, high)
+        self._parts.append(f'<line x1="{left:.1f}" y1="{bottom:.1f}" x2="{left:.1f}" y2="{top:.1f}" class="{css}"/>')
+
+    def note(self, point: Point, text: str) -> None:
+        """A short text to the upper right of a point, or to the upper left where there is no room."""
+        x, y = self.at(*point)
+        left = x > self._width - _RIGHT - 24
+        self._text(x - 6 if left else x + 6, y - 6, text, "end" if left else "start", "note")
+
+    def svg(self, label: str) -> str:
+        """The finished drawing; label: what it shows, for those who do not see it."""
+        return (
+            f'<svg viewBox="0 0 {self._width} {self._height}" role="img" aria-label="{escape(label, quote=True)}">'
+            f"{''.join(self._parts)}</svg>"
+        )
+
+
+_ROW, _NAMES, _BAR, _VALUE = 15, 126, 214, 46
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A name and a signed value."""
+
+    name: str
+    value: float
+    told: str
+
+
+def bars(of: Sequence[Bar], label: str, span: float = 0) -> str:
+    """Horizontal bars to both sides of zero, one per line, each with its name and value.
+
+    span: how much the width is worth at least, so that several charts have one scale.
+    """
+    values = [0.0, *(bar.value for bar in of)]
+    low, high = min(values), max(values)
+    unit = (_BAR - _VALUE * ((low < 0) + (high > 0))) / (max(span, high - low) or 1)
+    zero = _NAMES + (_VALUE - low * unit if low < 0 else 0)
+    height = _ROW * len(of) + 4
+    lines = "".join(_bar(bar, i * _ROW + 2, zero, unit) for i, bar in enumerate(of))
+    axis = f'<line x1="{zero:g}" y1="0" x2="{zero:g}" y2="{height}" class="axis"/>'
+    view = f"0 0 {_NAMES + _BAR} {height}"
+    return f'<svg viewBox="{view}" role="img" aria-label="{escape(label, quote=True)}">{lines}{axis}</svg>'
+
+
+def _bar(bar: Bar, top: float, zero: float, unit: float) -> str:
+    length, y = abs(bar.value) * unit, top + _ROW - 4
+    start = zero if bar.value >= 0 else zero - length
+    beside, anchor = (zero + length + 4, "start") if bar.value >= 0 else (start - 4, "end")
+    css = "good" if bar.value > 0 else "bad" if bar.value < 0 else "none"
+    name = bar.name if len(bar.name) <= 18 else f"{bar.name[:17]}…"
+    return (
+        f"<g><title>{escape(bar.told)}</title>"
+        f'<text x="{_NAMES - 6}" y="{y:.1f}" text-anchor="end" class="name">{escape(name)}</text>'
+        f'<rect x="{start:.1f}" y="{top + 2:.1f}" width="{length:.1f}" height="{_ROW - 4}" class="{css}"/>'
+        f'<text x="{beside:.1f}" y="{y:.1f}" text-anchor="{anchor}">{signed(bar.value)}</text></g>'
+    )
+
+
+def interval(low: float, value: float, high: float, widest: float) -> str:
+    """A small drawing of an interval around zero, all on the scale ±widest; its numbers stand beside it."""
+
+    def x(v: float) -> float:
+        return 50 + 46 * v / (widest or 1)
+
+    return (
+        '<svg viewBox="0 0 100 12" class="interval" aria-hidden="true">'
+        '<line x1="50" y1="0" x2="50" y2="12" class="axis"/>'
+        f'<line x1="{x(low):.1f}" y1="6" x2="{x(high):.1f}" y2="6" class="{verdict(low, high)}"/>'
+        f'<circle cx="{x(value):.1f}" cy="6" r="3" class="{verdict(low, high)}"/></svg>'
+    )
+
+
+def verdict(low: float, high: float) -> str:
+    """The class of a difference: good or bad where its interval leaves out zero, else unsure."""
+    return "good" if low > 0 else "bad" if high < 0 else "unsure"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """With its sign, and a minus as long as the plus."""
+    return f"{value:+.{digits}f}".replace("-", "−")

@@ -1,0 +1,92 @@
+"""What has to be said below a table: units, whose model, what is missing, where the paper contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+Value = Mapping[str, Any]
+"""The content of one table's JSON."""
+Place = tuple[str, str]
+"""A cell of the paper: row and column."""
+
+_OURS = (
+    "Accuracy in percent; in brackets the gain over matched zero-shot (same prompts and images, all tokens) in points "
+    "with its 95 % interval over the images, mean over the orders. Bold: the interval leaves out zero. GMACs: of one "
+    "image, as it is really computed, mean over the columns."
+)
+_PAPER = (
+    "Differences are in points. Percentages in the paper are relative to the baseline's accuracy (58.00 → 70.43 is its "
+    "21.4 %); where it prints nothing else, the accuracy is computed from them. Its GFLOPs are multiply-accumulates."
+)
+_TUNED = (
+    "† Settings chosen on the test labels of the very data set; they say what tuning could bring, not what to expect."
+)
+_ATS = "The cost of ATS depends on the image; ours is its upper bound, the paper's a mean."
+
+
+def notes(value: Value, compared: Set[Place]) -> Iterator[str]:
+    """One paragraph each; compared: the cells of the paper that are shown."""
+    yield _OURS
+    if any("change" in cell for row in value["rows"] for cell in row["cells"]):
+        yield f"Change from {value['base']}: in points, image by image, with its 95 % interval over the images."
+    printed = value["paper"]
+    if compared:
+        yield f"{_PAPER} The paper's model is {printed['model']}, ours {value['model']}."
+    if value["note"]:
+        yield value["note"]
+    yield from _data(value)
+    shown = [row for row in value["rows"] if row["settings"] is not None]
+    if any(row["tuned"] for row in shown):
+        yield _TUNED
+    if any(row["settings"]["reducer"] == "ats" for row in shown):
+        yield _ATS
+    remarks = [_mark(mark) for mark in printed["marks"] if (mark["row"], mark["cell"]) in compared] if compared else []
+    if remarks:
+        yield f"‡ On the paper's numbers: {'; '.join(remarks)}."
+    yield from _absent(value)
+    yield _made(value)
+
+
+def marks(value: Value, row: str, cell: str) -> list[str]:
+    """Remarks on one cell of the paper's table."""
+    printed = value["paper"]
+    return [m["why"] for m in (printed["marks"] if printed else ()) if (m["row"], m["cell"]) == (row, cell)]
+
+
+def _mark(mark: Mapping[str, str]) -> str:
+    where = ", ".join(part for part in (mark["row"], mark["cell"]) if part)
+    return f"{where}: {mark['why']}" if where else mark["why"]
+
+
+def _data(value: Value) -> Iterator[str]:
+    """Which images, where not all."""
+    chosen = {c["dataset"]: c["note"] for c in value["columns"] if c.get("note")}
+    if chosen:
+        yield "Images: " + "; ".join(f"{name}: {note}" for name, note in chosen.items()) + "."
+    failed = max((cell.get("failed", 0) for row in value["rows"] for cell in row["cells"]), default=0)
+    if failed:
+        yield f"Up to {failed:,} images of a stream could not be read and count nowhere."
+
+
+def _absent(value: Value) -> Iterator[str]:
+    if value["left_out"]:
+        rows = "; ".join(f"{name} ({needs})" for name, needs in value["left_out"].items())
+        yield f"Not run unless asked for with --rows: {rows}."
+    if value["missing"]:
+        yield "Not there: " + "; ".join(f"{name}: {how}" for name, how in value["missing"].items()) + "."
+    if value["failed"]:
+        yield "Failed: " + "; ".join(value["failed"]) + "."
+
+
+def _made(value: Value) -> str:
+    """Software and machine in a sentence."""
+    made = value["provenance"]
+    if not made["runs"]:
+        return "No run is done yet."
+    versions, hardware = (
+        made[name] if isinstance(made[name], list) else [made[name]] for name in ("versions", "hardware")
+    )
+    software = " and ".join(f"lessmore {v['lessmore']}, torch {v['torch']}" for v in versions)
+    machine = " and ".join(dict.fromkeys(h["gpu"] or h["cpu"] for h in hardware))
+    return f"{made['runs']} runs, {software}, {machine}."
