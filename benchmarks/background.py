@@ -26,7 +26,7 @@ STREAMS = (("clean", 0), ("background", 3), ("contrast", 2), ("noise", 3), ("ske
 CONTENDERS: dict[str, dict[str, Any]] = {
     "EViT": {"method": "zeroshot", "reducer": "evit"},
     "TCA, default": {},
-    "TCA, anchor row": {"rows": "both"},
+    "TCA, anchor row": {"preset": "fixed", "rows": "both"},
 }
 
 

@@ -1,4 +1,4 @@
-"""What the `default` preset brings on real photographs it was not chosen on: gain over matched zero-shot, three orders.
+"""What the `fixed` preset brings on real photographs it was not chosen on: gain over matched zero-shot, three orders.
 
     python benchmarks/precision.py pack --model DIR --data DIR --output streams.safetensors
     python benchmarks/default_gain.py streams.safetensors --output benchmarks/results/default_gain.json
@@ -26,7 +26,7 @@ from lessmore.vit import ViT
 @torch.no_grad()
 def adapted(vit: ViT, scale: float, pixels: Tensor, text: Tensor, R: float) -> Tensor:
     """Answers [T] of TCA over one order of a stream."""
-    method = make("tca", Setup(vit, text, scale, preset("default", R=R)))
+    method = make("tca", Setup(vit, text, scale, preset("fixed", R=R)))
     return torch.stack([method.predict(image[None]).scores.argmax() for image in pixels])
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--output", default="benchmarks/results/default_gain.json")
     args = parser.parse_args()
     vit, scale, streams = unpack(args.file)
-    print("| stream | images × orders | matched zero-shot | TCA, default | gain, 95 % interval |")
+    print("| stream | images × orders | matched zero-shot | TCA, fixed | gain, 95 % interval |")
     print("|---|---|---|---|---|")
     rows = []
     for name, stream in streams.items():

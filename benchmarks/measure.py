@@ -141,13 +141,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--processes", type=int, nargs=2, default=[8, 4], help="on the CPU and on the GPU")
     args = parser.parse_args()
-    common = {"root": args.root, "limit": args.limit, "device": "cpu"}
+    common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": "cpu"}
     corruptions = tuple(None if name == "none" else name for name in args.corruption)
     wishes = Wishes(args.model, tuple(args.dataset), corruptions, tuple(args.seeds), common=common)
     shelf = Shelf(Path(args.root))
     specs = list(distinct(plan(find(name), wishes, shelf) for name in args.tables).values())
     slow = [replace(spec, device=args.device) for spec in specs if not on_cpu(spec)]
-    slow.sort(key=lambda spec: (SLOW.index(spec.method), spec.preset == "default", str(spec.options)))
+    slow.sort(key=lambda spec: (SLOW.index(spec.method), spec.preset == "fixed", str(spec.options)))
     gpu = get_context("spawn").Process(target=run, args=(slow, Path(args.output) / "runs", args.processes[1]))
     gpu.start()
     vlm = open_model(specs[0])

@@ -47,8 +47,8 @@ _RANK = {
     "sharpness": 5.0,
 }
 PLANS: dict[str, tuple[str, Preset]] = {
-    "zeroshot": ("zeroshot", preset("default", R=1.0)),
-    "tca, rank score": ("tca", preset("default", **_RANK)),
+    "zeroshot": ("zeroshot", preset("fixed", R=1.0)),
+    "tca, rank score": ("tca", preset("fixed", **_RANK)),
     "tca, released": ("tca", preset("released")),
 }
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -36,11 +36,12 @@ from lessmore.shapes import SHAPES
 from lessmore.vit import ViT
 
 CONTENDERS = (
-    ("plain", "zeroshot", "none", "default", 1.0),
-    ("EViT, R = 0.9", "zeroshot", "evit", "default", 0.9),
-    ("TCA, R = 0.9", "tca", "tca", "default", 0.9),
-    ("TCA, R = 0.7", "tca", "tca", "default", 0.7),
+    ("plain", "zeroshot", "none", "fixed", 1.0),
+    ("EViT, R = 0.9", "zeroshot", "evit", "fixed", 0.9),
+    ("TCA, R = 0.9", "tca", "tca", "fixed", 0.9),
+    ("TCA, R = 0.7", "tca", "tca", "fixed", 0.7),
     ("TCA with anchors (paper), R = 0.9", "tca", "tca", "paper", 0.9),
+    ("TCA, R = 0.9, centre", "tca", "tca", "default", 0.9),
 )
 Row = dict[str, Any]
 
@@ -150,7 +151,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
     runs = {}
     for C, M in cases:
         before = torch.cuda.memory_allocated()
-        method = contender(vit, "eager", C, "tca", "tca", "default", 0.9, M=M)
+        method = contender(vit, "eager", C, "tca", "tca", "fixed", 0.9, M=M)
         shape = vit.shape.blocks
         predicted = C * (M + 1) * (shape.depth * shape.width + vit.shape.embed) * 2
         yield {
@@ -161,7 +162,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
             "formula": predicted,
         }
         del method
-        full = contender(vit, "graph", C, "tca", "tca", "default", 0.9, M=M)
+        full = contender(vit, "graph", C, "tca", "tca", "fixed", 0.9, M=M)
         state = full.state()
         state["ids"] = torch.arange(C * M, device=args.device).view(C, M)
         state["counts"] = torch.full_like(state["counts"], M)

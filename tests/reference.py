@@ -322,6 +322,50 @@ def token_classifier(tokens: Array, slots: list[list[Entry]], config: Adaptation
     return np.array(scores)
 
 
+class Centre:
+    """What all images of a stream have in common, taken off their logits, as docs/labelfree.md has it.
+
+    Kept are the images themselves, each with its weight, so that every sum is made anew.
+    """
+
+    def __init__(self, text: Array) -> None:
+        self.text = text
+        self.images: list[tuple[float, float, Array]] = []  # what is left of an image, its weight, its logits
+        self.answers: list[tuple[float, int]] = []  # what is left of an answer, its class
+        self.mean, self.w, self.turns = np.zeros(len(text)), 0.0, 0.0
+        self.last: Array | None = None
+
+    def without(self, z: Array) -> Array:
+        """(z − w·m)_c / |t_c − w·t̄|"""
+        rest = [float(np.linalg.norm(t - self.w * self.text.mean(axis=0))) for t in self.text]
+        return np.array([(z[c] - self.w * self.mean[c]) / max(rest[c], 1e-6) for c in range(len(z))])
+
+    def observe(self, logits: Array) -> Array:
+        """Logits of the next image, without the centre."""
+        z, p, C = logits - logits.mean(), softmax(logits), len(logits)
+        counts = [sum(left for left, c in self.answers if c == k) for k in range(C)]
+        shares = [n / max(sum(counts), 1.0) for n in counts]
+        K = math.exp(-sum(q * math.log(q) for q in shares if q > 0))
+        likely = int(self.without(z).argmax())
+        self.images.append((1.0, math.sqrt((sum(counts) / K + 3) / (counts[likely] + 3)), z))
+        if self.last is not None:
+            self.turns += float(((p - self.last) ** 2).sum())
+        self.last = p
+        left = sum(share for share, _, _ in self.images)
+        weight = sum(share * a for share, a, _ in self.images)
+        self.mean = np.sum([share * a * x for share, a, x in self.images], axis=0) / weight
+        power = sum(share * float((x**2).mean()) for share, _, x in self.images) / left
+        chance = 1 / (1 + self.turns) + (1 / K - 1 / C) / 2
+        self.w = max(0.0, 1 - power / max(float((self.mean**2).mean()), 1e-12) * chance)
+        answer = self.without(z)
+        self.answers.append((1.0, int(answer.argmax())))
+        keep = 150 / self.turns if self.turns > 150 else 1.0
+        self.turns *= keep
+        self.images = [(keep * share, a, x) for share, a, x in self.images]
+        self.answers = [(keep * share, c) for share, c in self.answers]
+        return answer
+
+
 @dataclass
 class Encoding:
     """One image through the condensing encoder."""
@@ -351,6 +395,7 @@ class Reference:
         self.tower, self.condensation, self.adaptation = Tower(vit), condensation, adaptation
         self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
         self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
+        self.centre = Centre(self.text)
         self.seen = 0
 
     def nearest(self, i: int, summary: list[Array]) -> int | None:
@@ -396,7 +441,8 @@ class Reference:
         """One image of the stream: encode, then correct and remember, in the order the adaptation asks for."""
         config, encoding = self.adaptation, self.encode(pixels)
         z = self.logit_scale * (self.text @ encoding.feature)
-        p, c = softmax(z), int(z.argmax())
+        believed = self.centre.observe(z) if config.centre else z
+        p, c = softmax(believed), int(believed.argmax())
         terms = [-q * math.log(q) if q > 0 else 0.0 for q in p]
         key = float(sum(terms) if config.key == "entropy" else terms[c])
         new = Entry(encoding.summary, encoding.feature, key, self.seen)
@@ -407,6 +453,6 @@ class Reference:
         if config.order == "predict_first":
             self.reservoir.update(c, new)
         self.seen += 1
-        corrected = (z if config.domain == "logits" else p) + config.lam * correction
+        corrected = (believed if config.domain == "logits" else p) + config.lam * correction
         ids = [[entry.id for entry in entries] for entries in self.reservoir.slots]
         return Result(**vars(encoding), logits=z, corrected=corrected, index=int(corrected.argmax()), key=key, ids=ids)

@@ -1,4 +1,4 @@
-"""Choose λ, β and b of the `default` preset: on the embedded models, on shifts and seeds kept apart for choosing.
+"""Choose λ, β and b of the `fixed` preset: on the embedded models, on shifts and seeds kept apart for choosing.
 
     python tools/choose_default.py
 
@@ -63,7 +63,7 @@ def record(model: str, kind: str, severity: int, seed: int, images: int, options
     text = vlm.classifier(world.class_names(classes))
     scene = world.sample(images, seed, classes)
     pixels = (shifts.draw_shifted(scene, kind, severity)[0] - 0.5) / 0.5
-    condensation, adaptation, _ = preset("default", **options)
+    condensation, adaptation, _ = preset("fixed", **options)
     shape = vlm.vision.shape
     state = reservoir.empty(
         len(text), adaptation.M, shape.blocks.depth, shape.blocks.width, shape.embed, vlm.dtype, vlm.device

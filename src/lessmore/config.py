@@ -152,6 +152,8 @@ class Adaptation:
     """Let the sample into the reservoir and then correct its answer, or the other way round."""
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
+    centre: bool = False
+    """Take off the logits what all images of the stream have in common, before anything else is done with them."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -206,7 +208,8 @@ def _tuned(name: str) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "default": Preset(Condensation(), Adaptation()),
+    "default": Preset(Condensation(), Adaptation(centre=True)),
+    "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,
     **{f"released/{name}": _tuned(name) for name in _RELEASED_TUNED},

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lessmore.centre import Centre, observe
 from lessmore.config import Adaptation, Key, Ready, Strategy
 from lessmore.scoring import Anchors
 
@@ -33,6 +34,10 @@ class Reservoir(NamedTuple):
     """Samples seen so far, [] int64."""
     means: Tensor
     """Class anchors A_c^l, [C, L, D]: always the mean of the class's slots, never updated incrementally."""
+    centre: Tensor
+    """What `centre.Centre` remembers of each class, [3, C]: its total, counts and last; zeros where it is not used."""
+    course: Tensor
+    """Its course, [5]."""
 
 
 class Delta(NamedTuple):
@@ -50,6 +55,10 @@ class Delta(NamedTuple):
     """[]"""
     id: Tensor
     """[] int64"""
+    centre: Tensor
+    """The stream's centre after the sample, [3, C]."""
+    course: Tensor
+    """[5]"""
 
 
 def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
@@ -63,6 +72,8 @@ def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: to
         counts=torch.zeros(C, dtype=torch.int64, device=device),
         step=torch.zeros((), dtype=torch.int64, device=device),
         means=torch.zeros(C, L, D, dtype=dtype, device=device),
+        centre=torch.zeros(3, C, dtype=wide, device=device),
+        course=torch.zeros(5, dtype=wide, device=device),
     )
 
 
@@ -99,11 +110,21 @@ def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tenso
     return keys + closeness if strategy == "diversity" else keys - closeness
 
 
+def centred(state: Reservoir, logits: Tensor, lean: Tensor, config: Adaptation) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero-shot logits [C] → the same without the stream's centre, where that is asked for, and the next `centre` and
+    `course`. lean: of the class texts, [C], see `centre.lean`."""
+    if not config.centre:
+        return logits, state.centre, state.course
+    total, counts, last = state.centre.unbind(0)
+    answer, after = observe(Centre(total, counts, last, state.course), logits, lean)
+    return answer, torch.stack(after[:3]), after.course
+
+
 def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, config: Adaptation) -> Delta:
     """Which slot, if any, a sample takes in the buffer of the class it is predicted as.
 
-    tokens: summary tokens [L, D]. feature: [E]. logits: zero-shot, [C]. A sample with a value that is not finite takes
-    none. On ties the newcomer goes, then the lowest slot.
+    tokens: summary tokens [L, D]. feature: [E]. logits: zero-shot or `centred`, [C]. A sample with a value that is not
+    finite takes none. On ties the newcomer goes, then the lowest slot. The stream's centre stays as it is.
     """
     index = logits.argmax(dim=-1)
     key = reliability(logits, config.key).to(state.keys.dtype)
@@ -116,11 +137,12 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     count = state.counts.index_select(0, at)[0]
     slot = torch.where(count < config.M, count, scores.argmax() - 1)
     finite = tokens.isfinite().all() & feature.isfinite().all() & logits.isfinite().all()
-    return Delta(index, torch.where(finite, slot, -1), tokens, feature, key, state.step.clone())
+    slot = torch.where(finite, slot, -1)
+    return Delta(index, slot, tokens, feature, key, state.step.clone(), state.centre, state.course)
 
 
 def apply_(state: Reservoir, delta: Delta) -> Reservoir:
-    """Let the sample in, in place; a delta without a slot only counts the step."""
+    """Let the sample in, in place; a delta without a slot only counts the step and moves the centre."""
     taken, at = delta.slot >= 0, delta.label.unsqueeze(0)
     slot = delta.slot.clamp_min(0)
 
@@ -138,6 +160,8 @@ def apply_(state: Reservoir, delta: Delta) -> Reservoir:
     state.counts.index_copy_(0, at, counts)
     state.means.index_copy_(0, at, class_mean(state.anchors.index_select(0, at), counts))
     state.step.add_(1)
+    state.centre.copy_(delta.centre)
+    state.course.copy_(delta.course)
     return state
 
 

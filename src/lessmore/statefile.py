@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.errors import StateError
 from lessmore.files import write_safetensors
 
-SCHEMA = "lessmore.state/1"
+SCHEMA = "lessmore.state/2"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -38,7 +38,9 @@ def read(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path} is not a readable state file ({error}); restore from another copy") from error
     if metadata.get("schema") != SCHEMA:
-        raise StateError(f"{path} has schema {metadata.get('schema')!r}, this version reads {SCHEMA!r}")
+        raise StateError(
+            f"{path} has schema {metadata.get('schema')!r}, this version reads {SCHEMA!r}; start with reset()"
+        )
     facts: dict[str, Any] = json.loads(metadata["facts"])
     for name, ours in identity.items():
         if facts.get(name) != ours:

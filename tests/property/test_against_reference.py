@@ -66,6 +66,7 @@ def adaptations(draw: st.DrawFn) -> Adaptation:
         layer_weights=draw(st.sampled_from(["linspace", "index"])),
         order=draw(st.sampled_from(["predict_first", "update_first"])),
         exclude_own=draw(st.booleans()),
+        centre=draw(st.booleans()),
     )
 
 
@@ -92,7 +93,7 @@ def slow_sets(slow: Condensed) -> tuple[list[int], list[list[int]], list[int], i
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_every_step_equals_the_reference(shape: str) -> None:
-    compared = {"condensed": 0, "anchored": 0, "evicted": 0}
+    compared = {"condensed": 0, "anchored": 0, "evicted": 0, "centred": 0}
 
     @settings(
         max_examples=EXAMPLES // len(SHAPES),
@@ -127,6 +128,7 @@ def test_every_step_equals_the_reference(shape: str) -> None:
             compared["condensed"] += bool(expected.condensed)
             compared["anchored"] += any(s.anchor is not None for s in expected.condensed)
             compared["evicted"] += full
+            compared["centred"] += slow.centre.w > 0
 
     check()
     # The comparison is worth something only if the draws reach the interesting paths.

@@ -162,11 +162,12 @@ def test_every_engine_answers_as_eager_does(name: str) -> None:
             assert_same(a, b)
             seen["full"] += bool((a.state["counts"] == adaptation.M).any())
             seen["refused"] += not all(answer.scores.isfinite().all() for answer in a.answers)
+            seen["centred"] += bool(a.state["course"][4] > 0)
             seen["guided"] += any(s.anchor is not None and int(s.anchor) >= 0 for o in a.answers for s in o.steps)
 
     check()
     # The comparison is worth something only if the draws reach the interesting paths.
-    assert min(seen["full"], seen["guided"], seen["refused"]) > EXAMPLES // 8, seen
+    assert min(seen["full"], seen["guided"], seen["refused"], seen["centred"]) > EXAMPLES // 8, seen
     assert name != "chunk" or seen["again"] > EXAMPLES // 4, seen
 
 
@@ -195,10 +196,12 @@ def bits(told: Told) -> list[Tensor]:
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("options", [{}, {"ready": "class", "order": "predict_first"}, {"strategy": "similarity"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"ready": "class", "order": "predict_first", "centre": True}, {"strategy": "similarity"}]
+)
 @pytest.mark.parametrize("name", ["default", "paper", "released"])
 def test_a_chunk_is_bit_for_bit_its_images(
-    device: str, dtype: torch.dtype, shape: str, options: dict[str, str], name: str
+    device: str, dtype: torch.dtype, shape: str, options: dict[str, object], name: str
 ) -> None:
     setup = place(device, dtype, shape, preset(name, layers=(1, 2, 3), R=0.8, **options), C=3)
     images = make_images(30, dtype=dtype).to(device)

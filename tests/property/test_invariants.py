@@ -77,7 +77,7 @@ def test_the_class_token_is_never_dropped(name: str) -> None:
 def test_R_1_without_correction_is_plain_zero_shot(shape: str, domain: str) -> None:
     vit = make_vit(SHAPES[shape], dtype=torch.float32, spread=0.2)
     text = make_text(5, vit.shape.embed, dtype=torch.float32)
-    method = make("tca", Setup(vit, text, 6.0, small("default", R=1.0, lam=0.0, domain=domain)))
+    method = make("tca", Setup(vit, text, 6.0, small("fixed", R=1.0, lam=0.0, domain=domain)))
     for image in make_images(6, dtype=torch.float32):
         outcome = method.predict(image[None])
         plain = (6.0 * F.normalize(vit(image[None]), dim=-1) @ text.T)[0].softmax(dim=-1)

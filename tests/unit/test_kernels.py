@@ -8,15 +8,19 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from lessmore import centre
 from lessmore.condense.coreset import condense as plain_condense
 from lessmore.condense.schedule import stage
 from lessmore.config import Condensation, preset
 from lessmore.correction import affinities as plain_affinities
 from lessmore.correction import layer_weights
 from lessmore.encoder import Encoded, encode
+from lessmore.engine import graph
 from lessmore.engine.batched import Batched
+from lessmore.engine.centred import Centred, observe_all
 from lessmore.engine.graph import Fused
 from lessmore.engine.kernels.attention import attention
+from lessmore.engine.kernels.centre import scan
 from lessmore.engine.kernels.condense import condense
 from lessmore.engine.kernels.linear import linear, pack, parts
 from lessmore.engine.kernels.memory import Search, affinities, nearest
@@ -175,7 +179,7 @@ def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None
     [
         ("default", {}),
         ("paper", {"strategy": "similarity"}),
-        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first"}),
+        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": True}),
         ("default", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
     ],
 )
@@ -185,6 +189,12 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     text = F.normalize(normal(random, 3, 16), dim=-1)
     setup = Setup(tower(random), text, 20.0, preset(name, layers=(1, 2), **options))
     plain, ours = make("tca", setup), make("tca", setup)
+    # Both have seen something already: a stream begins without a centre.
+    past = 20 * F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1) @ text.T
+    start, forty = empty(3, 1, 1, 1, 1, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
+    _, rows, course = observe_all(start, past, forty, setup.lean, preset("default").adaptation)
+    for method in (plain, ours):
+        method.restore({**method.state(), "centre": rows, "course": course})
     fused = Fused(ours)  # type: ignore[arg-type]
     for i in range(6):
         pixels = normal(random, 1, 3, 20, 20)
@@ -204,6 +214,8 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
         assert bool(found.stored) == bool(expected.stored)
     for key, value in plain.state().items():
         close(ours.state()[key], value, 1e-4)
+    assert plain.state()["course"][4] > 0.1
+    assert setup.preset.adaptation.centre or torch.equal(ours.state()["centre"], rows)
 
 
 @pytest.mark.parametrize("name", ["default", "paper", "released"])
@@ -245,3 +257,44 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
         assert int(ready.amax()) == int(expected.all_ready)
         assert not expected.stored[5] and not expected.stored[images:].any()
         store_(state, expected, encoded, keys, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("C", "P"), [(1, 4), (2, 1), (5, 24), (40, 24)])
+def test_a_centre(C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
+    """Chunk after chunk, one of them filled up, some with an image that is not finite; the last in place."""
+    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset("default").adaptation
+    text = F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
+    shift, lean, tolerance = normal(random, 8).to(dtype), centre.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
+    for images, bad in ((P, 0.0), (max(P - 3, 1), 0.0), (P, torch.nan), (P, torch.inf), (P, 0.0)):
+        logits = 30 * F.normalize(normal(random, P, 8).to(dtype) + shift, dim=-1) @ text.T
+        logits[P // 2, 0] += bad
+        count = torch.tensor(images, device=DEVICE)
+        expected = observe_all(state, logits, count, lean, config)
+        found = Centred(*(torch.full_like(t, 7) for t in expected))
+        scan(logits, lean, count, (state.centre, state.course), *found)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert torch.equal(found.logits[images:], logits[images:])
+        before, state = state, state._replace(centre=expected.centre, course=expected.course)
+    scan(logits, lean, count, (before.centre, before.course), found.logits, before.centre, before.course)
+    assert torch.equal(before.centre, found.centre) and torch.equal(before.course, found.course)
+    assert P < 24 or state.course[4] > 0.1  # something was taken off
+
+
+def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
+    """Tensors without values cannot be read on the host."""
+    state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
+    count, config = torch.ones((), device="meta"), preset("default").adaptation
+    found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
+    assert [t.shape for t in found] == [(3, 5), (3, 5), (5,)]
+
+
+def test_more_classes_than_a_program_holds_are_left_to_plain_functions(
+    monkeypatch: pytest.MonkeyPatch, random: torch.Generator
+) -> None:
+    monkeypatch.setattr(graph, "LARGEST", 3)
+    vit, text = tower(random), F.normalize(normal(random, 4, 16), dim=-1)
+    for name, method, fused in (("default", "tca", False), ("fixed", "tca", True), ("default", "zeroshot", True)):
+        made = make(method, Setup(vit, text, 20.0, preset(name, layers=(1, 2))))
+        assert (graph._fused(made) is not None) == fused  # type: ignore[arg-type]

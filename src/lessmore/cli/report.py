@@ -20,12 +20,13 @@ EXAMPLES = """examples:
   lessmore report runs -o report.html
   lessmore report runs/*eurosat* --pictures 200 -o eurosat.html
   lessmore report runs-from-elsewhere --no-pictures -o report.html
-  lessmore report runs --plots plots -o report.html     # the same curves as PNG and SVG for a paper
+  lessmore report runs --plots plots -o report.html
   lessmore report runs --root /where/the/data/are/now -o report.html
 
-The page is one file that loads nothing. For pictures the model and the data of each run are opened again; TCA's stream
-is then gone through once more, quickly from cached encodings, else as slowly as the run itself. What cannot be opened
-is said on the page. Runs that are not finished are left out and listed, and the command then ends with exit code 3.
+The page is one file that loads nothing; --plots writes its curves as PNG and SVG, too. For pictures the model and the
+data of each run are opened again; TCA's stream is then gone through once more, quickly from cached encodings, else as
+slowly as the run itself. What cannot be opened is said on the page. Runs that are not finished are left out and listed,
+and the command then ends with exit code 3.
 """
 
 

@@ -66,9 +66,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--limit", type=int | float | None, default=None, help="images, or a fraction of them")
     args.add_argument("--order", type=str, default="iid", help="as for lessmore run")
     args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
-    args.add_argument(
-        "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
-    )
+    args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
     args.add_argument("--templates", type=str | None, default=None, help="by default the data set's")
     args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")

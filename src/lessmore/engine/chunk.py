@@ -25,6 +25,7 @@ from lessmore.encoder import Begun, Encoded
 from lessmore.engine import graph_unusable
 from lessmore.engine.batch import Answers, fitting, logits_of, outcome, padded, put_, take
 from lessmore.engine.capture import Record, Replayed, capture
+from lessmore.engine.centred import Centred, observed
 from lessmore.engine.forecast import Forecast
 from lessmore.engine.halves import Prefix, Rest, halves
 from lessmore.engine.moments import Decisions, corrected, decide, figures, forecast, standstill, store_
@@ -57,6 +58,7 @@ class Survey(NamedTuple):
 
     logits: Tensor
     """Zero-shot, [P, C]."""
+    centred: Centred
     keys: Tensor
     """Reliabilities, [P]."""
     decisions: Decisions
@@ -218,8 +220,10 @@ class Chunk:
     def _surveyed(self, encoded: Encoded, images: Tensor) -> Survey:
         state, config = self._tca.reservoir, self.setup.preset.adaptation
         logits = logits_of(encoded, self.setup)
-        keys = reliability(logits, config.key).to(state.keys.dtype)
-        return Survey(logits, keys, decide(state, figures(state, encoded, logits, keys, images, config), config))
+        centred = observed(state, logits, images, self.setup)
+        keys = reliability(centred.logits, config.key).to(state.keys.dtype)
+        known = figures(state, encoded, centred.logits, keys, images, config)
+        return Survey(logits, centred, keys, decide(state, known, config))
 
     def _checked(self, encoded: Encoded, used: list[Tensor], images: Tensor) -> Checked:
         survey = self._surveyed(encoded, images)
@@ -233,10 +237,12 @@ class Chunk:
         return forecast(self._tca.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)
 
     def _closed(self, encoded: Encoded, survey: Survey, images: Tensor) -> Outcome:
-        logits, keys, decisions = survey
+        logits, centred, keys, decisions = survey
         state, config = self._tca.reservoir, self.setup.preset.adaptation
-        better = corrected(state, decisions, encoded.tokens, logits, self._tca.weights, config)
+        better = corrected(state, decisions, encoded.tokens, centred.logits, self._tca.weights, config)
         store_(state, decisions, encoded, keys, images)
+        state.centre.copy_(centred.centre)
+        state.course.copy_(centred.course)
         return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
 
     def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:

@@ -14,6 +14,8 @@ from torch import Tensor
 from lessmore.engine import tower
 from lessmore.engine.batch import copied
 from lessmore.engine.capture import capture
+from lessmore.engine.centred import LARGEST
+from lessmore.engine.kernels.centre import scan
 from lessmore.engine.kernels.memory import Sample, affinities, settle
 from lessmore.engine.kernels.rows import logits
 from lessmore.eval.flops import Accounting
@@ -95,23 +97,30 @@ class Fused:
         device, E = self.text.device, setup.vision.shape.embed
         M = method.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
         self.sample = Sample.of(C, M, device)
-        self.logits, self.feature = (
-            torch.zeros(1, C, device=device),
-            torch.zeros(1, E, device=device),
-        )
+        self.logits, self.feature = torch.zeros(1, C, device=device), torch.zeros(1, E, device=device)
+        self.believed, self.lean = torch.zeros_like(self.logits), setup.lean.float()
+        self.one = torch.ones((), dtype=torch.int64, device=device)
 
     def __call__(self, pixels: Tensor) -> None:
         """One step on fixed pixels."""
         method, setup = self.method, self.method.setup
-        adaptation = setup.preset.adaptation
         state = method.reservoir if isinstance(method, TCA) else None
-        pooled = self.tower.forward(pixels, state, adaptation.ready)
+        pooled = self.tower.forward(pixels, state, setup.preset.adaptation.ready)
         logits(pooled, self.text, setup.logit_scale, self.feature, self.logits)
         if isinstance(method, TCA):
-            affinities(self.tower.tokens, method.weights, method.reservoir, self.sample.affinity)
-            settle(self.logits[0], self.tower.tokens, self.feature[0], method.reservoir, adaptation, self.sample)
+            self._settle(method)
         else:
             torch.softmax(self.logits[0], dim=-1, out=self.sample.zero_shot)
+
+    def _settle(self, method: TCA) -> None:
+        """Take the centre off the logits where that is asked for, then settle with the reservoir."""
+        state, config = method.reservoir, method.setup.preset.adaptation
+        tokens, believed = self.tower.tokens, self.logits
+        if config.centre:
+            place = state.centre, state.course
+            believed = scan(self.logits, self.lean, self.one, place, self.believed, *place)
+        affinities(tokens, method.weights, state, self.sample.affinity)
+        settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample)
 
     def outcome(self) -> Outcome:
         """Copies of the last results."""
@@ -123,5 +132,7 @@ class Fused:
 
 
 def _fused(method: TCA | ZeroShot) -> Fused | None:
-    vision = method.setup.vision
-    return None if tower.unsupported(vision, method.setup.preset.condensation) else Fused(method)
+    setup = method.setup
+    if isinstance(method, TCA) and setup.preset.adaptation.centre and len(setup.text) > LARGEST:
+        return None
+    return None if tower.unsupported(setup.vision, setup.preset.condensation) else Fused(method)

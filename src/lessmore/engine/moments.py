@@ -157,7 +157,7 @@ def forecast(state: Reservoir, decisions: Decisions, tokens: Tensor, ready: Read
 def corrected(
     state: Reservoir, decisions: Decisions, tokens: Tensor, logits: Tensor, weights: Tensor, config: Adaptation
 ) -> Tensor:
-    """p̃ of images with tokens [P, L, D] and zero-shot logits [P, C], against the entries each finds: [P, C]."""
+    """p̃ of images with tokens [P, L, D] and logits [P, C], against the entries each finds: [P, C]."""
     C, M = state.ids.shape
     place = decisions.label * M + decisions.slot
     held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))

@@ -15,7 +15,7 @@ from lessmore.engine.halves import halves
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
-from lessmore.reservoir import Delta, Reservoir, class_mean, clone, propose, ready_anchors
+from lessmore.reservoir import Delta, Reservoir, centred, class_mean, clone, propose, ready_anchors
 from lessmore.scoring import Anchors
 
 
@@ -43,6 +43,8 @@ def apply_(state: Reservoir, delta: Delta) -> None:
     state.counts[stream, label] = counts
     state.means[stream, label] = class_mean(state.anchors[stream, label], counts)
     state.step.add_(1)
+    state.centre.copy_(delta.centre)
+    state.course.copy_(delta.course)
 
 
 class Turn:
@@ -106,9 +108,12 @@ class Multi:
         adaptation = self.setup.preset.adaptation
         encoded = self.rest(self.prefix(pixels), anchors_of(state, adaptation.ready))
         logits = logits_of(encoded, self.setup)
-        delta = torch.vmap(propose, in_dims=(0, 0, 0, 0, None))(
-            state, encoded.tokens, encoded.feature, logits, adaptation
+        believed, centre, course = torch.vmap(centred, in_dims=(0, 0, None, None))(
+            state, logits, self.setup.lean, adaptation
         )
+        delta = torch.vmap(propose, in_dims=(0, 0, 0, 0, None))(
+            state, encoded.tokens, encoded.feature, believed, adaptation
+        )._replace(centre=centre, course=course)
         if adaptation.order == "update_first":
             apply_(state, delta)
         scores = torch.vmap(token_scores, in_dims=(0, None, 0, 0, None))(
@@ -116,7 +121,7 @@ class Multi:
         )
         if adaptation.order == "predict_first":
             apply_(state, delta)
-        return outcome(logits, correct(logits, scores, adaptation), delta.slot >= 0, encoded.steps, self.setup)
+        return outcome(logits, correct(believed, scores, adaptation), delta.slot >= 0, encoded.steps, self.setup)
 
     def reset(self, stream: int | None = None) -> None:
         """Forget one stream, or all."""

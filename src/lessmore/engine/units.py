@@ -36,7 +36,9 @@ class UnitTCA(TCA):
         adaptation = self.setup.preset.adaptation
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         tokens = encoded.tokens[0]
-        delta = reservoir.propose(self.reservoir, tokens, encoded.feature[0], logits, adaptation)
+        believed, centre, course = reservoir.centred(self.reservoir, logits, self.setup.lean, adaptation)
+        delta = reservoir.propose(self.reservoir, tokens, encoded.feature[0], believed, adaptation)
+        delta = delta._replace(centre=centre, course=course)
         if adaptation.order == "update_first":
             self._let_in(delta)
         counted = self.reservoir.ids >= 0
@@ -45,7 +47,8 @@ class UnitTCA(TCA):
         scores = class_scores(self._affinities(tokens), counted, adaptation)
         if adaptation.order == "predict_first":
             self._let_in(delta)
-        return self._outcome(Answer(logits, correct(logits, scores, adaptation), delta, encoded.steps), self.reservoir)
+        answer = Answer(logits, correct(believed, scores, adaptation), delta, encoded.steps)
+        return self._outcome(answer, self.reservoir)
 
     def _affinities(self, tokens: Tensor) -> Tensor:
         """`correction.affinities` of a sample's tokens [L, D] with all entries: [C, M]."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 from PIL import Image
 from torch import Tensor
 
+from lessmore import centre
 from lessmore.condense.source import Step
 from lessmore.config import Adaptation, Condensation, Preset
 from lessmore.encoder import Encoded
@@ -48,6 +50,11 @@ class Setup:
     """The templates behind `text`; functions among them are left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own options that differ from their defaults."""
+
+    @cached_property
+    def lean(self) -> Tensor:
+        """How each class's text leans towards their mean, [C]: what `lessmore.centre` needs to know of them."""
+        return centre.lean(self.text)
 
     @property
     def model(self) -> VLM:

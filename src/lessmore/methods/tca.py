@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     logits: Tensor
     """Zero-shot, [C]."""
     corrected: Tensor
-    """With the correction, on logits or probabilities as the preset says, [C]."""
+    """Without the stream's centre and with the correction, on logits or probabilities as the preset says, [C]."""
     delta: Delta
     """What the image does to the reservoir."""
     steps: list[Step]
@@ -51,13 +51,15 @@ def settle(
     adaptation = setup.preset.adaptation
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
     tokens = encoded.tokens[0]
-    delta = reservoir.propose(state, tokens, encoded.feature[0], logits, adaptation)
+    believed, centre, course = reservoir.centred(state, logits, setup.lean, adaptation)
+    delta = reservoir.propose(state, tokens, encoded.feature[0], believed, adaptation)
+    delta = delta._replace(centre=centre, course=course)
     if adaptation.order == "update_first":
         state = update(state, delta)
     scores = token_scores(tokens, weights, state, delta.id, adaptation)
     if adaptation.order == "predict_first":
         state = update(state, delta)
-    return Answer(logits, correct(logits, scores, adaptation), delta, encoded.steps), state
+    return Answer(logits, correct(believed, scores, adaptation), delta, encoded.steps), state
 
 
 @register("tca")

@@ -64,7 +64,7 @@ def command(value: Value) -> str:
     return f"lessmore reproduce {value['table']} --model {value['model']} --root DATA {given}".strip()
 
 
-_USUAL: dict[str, Any] = {"limit": None, "order": "iid", "preset": "default", "templates": None, "precision": "float32"}
+_USUAL: dict[str, Any] = {"limit": None, "order": "iid", "preset": "fixed", "templates": None, "precision": "float32"}
 
 
 def column_name(column: Value) -> str:

@@ -138,6 +138,14 @@ def affinities(tokens: Tensor, weights: Tensor, state: Reservoir, out: Tensor) -
 
 
 @triton.jit
+def _softmax(logits, c, C):
+    """Logits and probabilities of the classes c."""
+    z = tl.load(logits + c, mask=c < C, other=float("-inf"))
+    p = tl.exp(z - tl.max(z, axis=0))
+    return z, p / tl.sum(p, axis=0)
+
+
+@triton.jit
 def _propose(
     logits, tokens, feature, anchors, keys, ids, counts, step, label, slot, key, C, D, E, stride_t,
     STRATEGY: tl.constexpr, TERM: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, LAYERS: tl.constexpr,
@@ -216,15 +224,14 @@ def _store(
 
 @triton.jit
 def _correct(
-    logits, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
+    logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
     FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, PROBABILITIES: tl.constexpr,
     M: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Zero-shot and corrected probabilities of all classes; the ids are still those before the sample."""
     c = tl.arange(0, CLASSES)
-    z = tl.load(logits + c, mask=c < C, other=float("-inf"))
-    p = tl.exp(z - tl.max(z, axis=0))
-    p = p / tl.sum(p, axis=0)
+    _, plain = _softmax(logits, c, C)
+    z, p = _softmax(believed, c, C)
     total = tl.zeros([CLASSES], tl.float32)
     entries = tl.zeros([CLASSES], tl.float32)
     for i in range(M):
@@ -248,12 +255,12 @@ def _correct(
         corrected = z + lam * total
         corrected = tl.exp(corrected - tl.max(corrected, axis=0))
     tl.store(scores + c, corrected / tl.sum(corrected, axis=0), mask=c < C)
-    tl.store(zero_shot + c, p, mask=c < C)
+    tl.store(zero_shot + c, plain, mask=c < C)
 
 
 @triton.jit
 def _finish(
-    logits, tokens, feature, affinity, anchors, features, keys, ids, counts, step, means, label, slot, key,
+    logits, believed, tokens, feature, affinity, anchors, features, keys, ids, counts, step, means, label, slot, key,
     scores, zero_shot, lam, sharpness, C, D, E, stride_t,
     FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, PROBABILITIES: tl.constexpr,
     M: tl.constexpr, SLOTS: tl.constexpr, LAYERS: tl.constexpr, CLASSES: tl.constexpr, WIDTH: tl.constexpr,
@@ -267,7 +274,7 @@ def _finish(
         if place >= 0:
             _store(tokens, anchors, means, index, place, count, layer, D, stride_t, M, SLOTS, LAYERS, WIDTH)
     else:
-        _correct(logits, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
+        _correct(logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
                  FIRST, EXCLUDE, EXP, SUM, PROBABILITIES, M, CLASSES)  # fmt: skip
         number = tl.load(step)
         tl.debug_barrier()  # nothing of the old state is read from here on
@@ -306,11 +313,13 @@ class Sample(NamedTuple):
 
 
 def settle(
-    logits: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation, sample: Sample
-) -> Sample:
+    logits: Tensor, believed: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation,
+    sample: Sample,
+) -> Sample:  # fmt: skip
     """Let a sample into the reservoir, in place, and correct its answer; `sample.affinity` is there already.
 
-    logits [C] and feature [E] float32; tokens [L, D], rows may be strided.
+    logits [C]: zero-shot; believed [C]: those that label, reliability and correction are taken from. They and feature
+    [E] float32; tokens [L, D], rows may be strided.
     """
     C, M, L, D = state.anchors.shape
     E = len(feature)
@@ -320,13 +329,13 @@ def settle(
         "num_warps": min(max(4, triton.next_power_of_2(C) // 512), 16),
     }  # fmt: skip
     _propose[(1,)](
-        logits, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
+        believed, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
         sample.slot, sample.key, C, D, E, tokens.stride(0), STRATEGY=STRATEGIES[config.strategy],
         TERM=config.key == "class_term", **shapes,
     )  # fmt: skip
     _finish[(L + 1,)](
-        logits, tokens, feature, sample.affinity, state.anchors, state.features, state.keys, state.ids, state.counts,
-        state.step, state.means, sample.label, sample.slot, sample.key, sample.scores, sample.zero_shot,
+        logits, believed, tokens, feature, sample.affinity, state.anchors, state.features, state.keys, state.ids,
+        state.counts, state.step, state.means, sample.label, sample.slot, sample.key, sample.scores, sample.zero_shot,
         config.lam, config.sharpness, C, D, E, tokens.stride(0), FIRST=config.order == "update_first",
         EXCLUDE=config.exclude_own, EXP=config.kernel == "exp", SUM=config.over == "sum",
         PROBABILITIES=config.domain == "probabilities", **shapes,
