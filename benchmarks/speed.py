@@ -41,7 +41,7 @@ CONTENDERS = (
     ("TCA, R = 0.9", "tca", "tca", "fixed", 0.9),
     ("TCA, R = 0.7", "tca", "tca", "fixed", 0.7),
     ("TCA with anchors (paper), R = 0.9", "tca", "tca", "paper", 0.9),
-    ("TCA, R = 0.9, centre", "tca", "tca", "default", 0.9),
+    ("TCA, R = 0.9, centre", "tca", "tca", "labelfree", 0.9),
 )
 Row = dict[str, Any]
 

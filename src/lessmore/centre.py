@@ -11,7 +11,8 @@ over successive answers, and as far as many classes (K, the exponential of the e
 for the mean of few classes is those classes and not the domain. A class that comes more often than others weighs less
 for each image. Only the last 150 turns are remembered, so that a new domain is followed.
 
-The first image of a stream is answered as zero-shot answers it.
+The first image of a stream is answered as zero-shot answers it. A stream of one or two classes cannot be told from a
+shift once zero-shot errs on it, and is harmed (docs/labelfree.md); that is why this is not on by default.
 """
 
 from __future__ import annotations

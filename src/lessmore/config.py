@@ -171,6 +171,7 @@ class Preset(NamedTuple):
     tuned_on: str | None = None
 
 
+_FIXED = Preset(Condensation(), Adaptation())
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -208,8 +209,9 @@ def _tuned(name: str) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "default": Preset(Condensation(), Adaptation(centre=True)),
-    "fixed": Preset(Condensation(), Adaptation()),
+    "default": _FIXED,
+    "fixed": _FIXED,
+    "labelfree": Preset(Condensation(), Adaptation(centre=True)),
     "paper": _PAPER,
     "released": _RELEASED,
     **{f"released/{name}": _tuned(name) for name in _RELEASED_TUNED},

@@ -199,7 +199,7 @@ def bits(told: Told) -> list[Tensor]:
 @pytest.mark.parametrize(
     "options", [{}, {"ready": "class", "order": "predict_first", "centre": True}, {"strategy": "similarity"}]
 )
-@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 def test_a_chunk_is_bit_for_bit_its_images(
     device: str, dtype: torch.dtype, shape: str, options: dict[str, object], name: str
 ) -> None:

@@ -21,7 +21,7 @@ from lessmore.scoring import Anchors
 from tests.random_towers import CLASS, MAP, SHAPES, make_images, make_text, make_vit
 
 LAYERS = (1, 2, 3)
-PRESETS = ["default", "paper", "released"]
+PRESETS = ["labelfree", "paper", "released"]
 
 
 def small(name: str, **options: object) -> Preset:

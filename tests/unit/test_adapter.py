@@ -46,7 +46,7 @@ def same(a: Prediction, b: Prediction) -> bool:
 
 
 @pytest.mark.parametrize("method", ["zeroshot", "tca", "tda", "mta", "zero"])
-@pytest.mark.parametrize("preset", ["default", "paper", "released"])
+@pytest.mark.parametrize("preset", ["default", "labelfree", "paper", "released"])
 def test_predictions_are_distributions_with_a_label(vlm: VLM, method: str, preset: str) -> None:
     adapter = make(vlm, method=method, preset=preset)
     for image in images(8):
@@ -81,7 +81,7 @@ def test_trace_on_request(vlm: VLM) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("preset", ["default", "paper", "released"])
+@pytest.mark.parametrize("preset", ["default", "labelfree", "paper", "released"])
 def test_save_and_restore_continue_bit_for_bit(dtype: torch.dtype, preset: str, tmp_path: Path) -> None:
     vlm = make_vlm(dtype=dtype)
     straight, first, second = (make(vlm, preset=preset) for _ in range(3))

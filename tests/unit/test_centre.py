@@ -143,7 +143,7 @@ def test_streams_can_be_mapped_over() -> None:
 def tca(**options: object) -> TCA:
     vit = make_vit(dtype=torch.float32)
     text = make_text(4, vit.shape.embed, seed=0, dtype=torch.float32)
-    method = make("tca", Setup(vit, text, 20.0, preset("default", layers=(1, 2, 3), **options)))
+    method = make("tca", Setup(vit, text, 20.0, preset("labelfree", layers=(1, 2, 3), **options)))
     assert isinstance(method, TCA)
     return method
 

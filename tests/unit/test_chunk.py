@@ -85,7 +85,7 @@ def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
     assert walk(shelves, 2, "fifo", 6, Newcomers([], [], [], None)).all_ready == 0
 
 
-@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 def test_recorded_parts_answer_alike(name: str) -> None:
     made, images = varied(name, 3)
     plain, recorded = Chunk(made, (4, 16, 64)), Chunk(made, (4, 16, 64), record=rerun)
@@ -100,7 +100,7 @@ def test_recorded_parts_answer_alike(name: str) -> None:
 
 
 def test_answers_stay_together_until_asked_for() -> None:
-    made, images = varied("default", 3)
+    made, images = varied("labelfree", 3)
     first, second = Chunk(made, (8,)).predict_chunks([images[:11]])
     assert (len(first), len(second)) == (8, 3)
     assert second.batch.scores.shape == (8, 3)  # filled up
@@ -184,7 +184,7 @@ def test_state_goes_from_one_engine_to_another_and_back() -> None:
     assert_as_eager(made, engine, images[:10])
 
 
-@pytest.mark.parametrize("name", ["default", "paper"])
+@pytest.mark.parametrize("name", ["labelfree", "paper"])
 def test_answers_come_with_the_state_after_their_images(name: str) -> None:
     made, images = varied(name, 3)
     engine, eager = Chunk(made, (8,)), TCA(made)

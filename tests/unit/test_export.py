@@ -25,10 +25,10 @@ CLASSES = world.test_classes(8)
 NAMES = world.class_names(CLASSES)
 
 # Tracing takes seconds, so each model and each preset is met once; `make soak` takes all of their pairs.
-PT2 = [("tiny", "default"), ("tiny-siglip", "paper"), ("tiny", "released")]
-ONNX = [("tiny", "default"), ("tiny", "paper")]
+PT2 = [("tiny", "labelfree"), ("tiny-siglip", "paper"), ("tiny", "released")]
+ONNX = [("tiny", "labelfree"), ("tiny", "paper")]
 if os.environ.get("LESSMORE_SOAK"):
-    PT2 = ONNX = list(product(["tiny", "tiny-siglip"], ["default", "paper", "released"]))
+    PT2 = ONNX = list(product(["tiny", "tiny-siglip"], ["labelfree", "paper", "released"]))
 
 
 @pytest.fixture(scope="module")

@@ -177,10 +177,10 @@ def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("default", {}),
+        ("labelfree", {}),
         ("paper", {"strategy": "similarity"}),
         ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": True}),
-        ("default", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
+        ("labelfree", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
     ],
 )
 @torch.no_grad()
@@ -192,7 +192,7 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     # Both have seen something already: a stream begins without a centre.
     past = 20 * F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1) @ text.T
     start, forty = empty(3, 1, 1, 1, 1, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
-    _, rows, course = observe_all(start, past, forty, setup.lean, preset("default").adaptation)
+    _, rows, course = observe_all(start, past, forty, setup.lean, preset("labelfree").adaptation)
     for method in (plain, ours):
         method.restore({**method.state(), "centre": rows, "course": course})
     fused = Fused(ours)  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     assert setup.preset.adaptation.centre or torch.equal(ours.state()["centre"], rows)
 
 
-@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 @torch.no_grad()
 def test_a_batch(name: str, random: torch.Generator) -> None:
     """The fused tower for batches and the plain encoder, with anchors and without."""
@@ -240,7 +240,7 @@ def test_a_batch(name: str, random: torch.Generator) -> None:
 @pytest.mark.parametrize("strategy", ["fifo", "uncertainty", "similarity", "diversity"])
 def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
     C, P, L, D, E = 5, 40, 2, 8, 6
-    config = preset("default", strategy=strategy, M=M).adaptation
+    config = preset("labelfree", strategy=strategy, M=M).adaptation
     state = empty(C, M, L, D, E, torch.float32, DEVICE)
     for images in (P, P - 3, P):
         tokens, features = normal(random, P, L, D), F.normalize(normal(random, P, E), dim=-1)
@@ -263,7 +263,7 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
 @pytest.mark.parametrize(("C", "P"), [(1, 4), (2, 1), (5, 24), (40, 24)])
 def test_a_centre(C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
     """Chunk after chunk, one of them filled up, some with an image that is not finite; the last in place."""
-    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset("default").adaptation
+    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset("labelfree").adaptation
     text = F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
     shift, lean, tolerance = normal(random, 8).to(dtype), centre.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
     for images, bad in ((P, 0.0), (max(P - 3, 1), 0.0), (P, torch.nan), (P, torch.inf), (P, 0.0)):
@@ -285,7 +285,7 @@ def test_a_centre(C: int, P: int, dtype: torch.dtype, random: torch.Generator) -
 def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
     """Tensors without values cannot be read on the host."""
     state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
-    count, config = torch.ones((), device="meta"), preset("default").adaptation
+    count, config = torch.ones((), device="meta"), preset("labelfree").adaptation
     found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
     assert [t.shape for t in found] == [(3, 5), (3, 5), (5,)]
 
@@ -295,6 +295,6 @@ def test_more_classes_than_a_program_holds_are_left_to_plain_functions(
 ) -> None:
     monkeypatch.setattr(graph, "LARGEST", 3)
     vit, text = tower(random), F.normalize(normal(random, 4, 16), dim=-1)
-    for name, method, fused in (("default", "tca", False), ("fixed", "tca", True), ("default", "zeroshot", True)):
+    for name, method, fused in (("labelfree", "tca", False), ("fixed", "tca", True), ("labelfree", "zeroshot", True)):
         made = make(method, Setup(vit, text, 20.0, preset(name, layers=(1, 2))))
         assert (graph._fused(made) is not None) == fused  # type: ignore[arg-type]

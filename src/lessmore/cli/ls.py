@@ -26,8 +26,9 @@ EXAMPLES = """examples:
 Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
 """
 _PRESETS = {
-    "default": "ours, one for all data, with the stream's centre taken off",
-    "fixed": "the same without the centre",
+    "default": "what you get without asking: at present fixed",
+    "fixed": "ours, one setting for all data",
+    "labelfree": "fixed with the stream's centre taken off the logits; not for streams of few classes",
     "paper": "the paper's text, taken literally",
     "released": "the authors' code",
 }

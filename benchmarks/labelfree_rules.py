@@ -1,0 +1,289 @@
+"""What `labelfree.py` compares: the library's rule, parts of it left out, older ideas, and ideas that were not kept.
+
+Every rule is a pure step, written for one stream and mapped over many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from labelfree_streams import Indices, Shelf, Stream
+from torch import Tensor
+
+from lessmore import centre
+from lessmore.config import preset
+from lessmore.methods import Setup
+from lessmore.methods import tda as library_tda
+from lessmore.methods.tda import TUNED, Cache, TDAOptions
+
+
+class Stage(NamedTuple):
+    """What all images of a data set share."""
+
+    text: Tensor
+    scale: float
+    lean: Tensor
+    name: str
+
+
+State = Any  # a tuple of tensors
+Step = Callable[[State, Tensor, Tensor, Stage], tuple[Tensor, State]]
+"""State, feature [E], zero-shot logits [C], stage → logits [C], state."""
+
+
+class Rule(NamedTuple):
+    """A way to answer a stream."""
+
+    name: str
+    start: Callable[[Stage], State]
+    step: Step
+    constants: Mapping[str, float] = {}
+    """Of the library's rule, where they are to be others."""
+
+
+class Run(NamedTuple):
+    """What became of B streams, those shorter than T padded by their last image."""
+
+    answers: Indices
+    """Classes, [B, T]."""
+    watched: Tensor
+    """What was watched after every image, [T, B, …]; empty if nothing."""
+
+
+@torch.no_grad()
+def run(rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[State], Tensor] | None = None) -> Run:
+    """Answer all streams at once, image after image."""
+    stage = Stage(shelf.text, shelf.scale, centre.lean(shelf.text), shelf.name)
+    rows, logits = torch.tensor(padded([stream.rows for stream in streams])), shelf.logits
+    state = torch.utils._pytree.tree_map(lambda x: x.expand(len(rows), *x.shape).clone(), rule.start(stage))
+    step = torch.vmap(lambda state, f, z: rule.step(state, f, z, stage))
+    answers, watched = [], []
+    with patch.dict(vars(centre), rule.constants):
+        for at in rows.T:
+            out, state = step(state, shelf.features[at], logits[at])
+            answers.append(out.argmax(dim=1))
+            watched.append(watch(state).clone() if watch else torch.empty(0))
+    return Run(torch.stack(answers, dim=1).numpy(), torch.stack(watched))
+
+
+def padded(parts: Sequence[Indices]) -> Indices:
+    """[B, T], the last value of each repeated."""
+    longest = max(map(len, parts))
+    return np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
+
+
+def _observe(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    return centre.observe(state, z, stage.lean)
+
+
+def _without_lengths(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    return centre.observe(state, z, torch.zeros_like(stage.lean))
+
+
+def _centre(stage: Stage) -> State:
+    return centre.empty(len(stage.text), "cpu")
+
+
+def variant(name: str, step: Step = _observe, **constants: float) -> Rule:
+    """The library's rule with other constants or another step."""
+    return Rule(name, _centre, step, constants)
+
+
+def strength(state: centre.Centre) -> Tensor:
+    """w of each stream, [B]."""
+    return state.course[:, 4]
+
+
+def size(state: centre.Centre) -> Tensor:
+    """The centre's root mean square over that of the logits, [B]."""
+    weight, seen, power = state.course[:, :3].T
+    return ((state.total / weight[:, None]).square().mean(dim=1) / (power / seen)).sqrt()
+
+
+def centred(f: Tensor, middle: Tensor, text: Tensor, text_middle: Tensor, w: Tensor) -> Tensor:
+    """(f − w·middle) · (t_c − w·text_middle) / |t_c − w·text_middle|, [C]; no text is held per stream."""
+    moved = f - w * middle
+    lengths = 1 - 2 * w * (text_middle @ text.T) + (w * text_middle).square().sum()
+    return (moved @ text.T - w * (moved @ text_middle)) / lengths.clamp_min(1e-12).sqrt()
+
+
+def _mean(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    total, n = state[0] + f, state[1] + 1
+    return centred(f, total / n, stage.text, stage.text.mean(dim=0), n / (n + 20)), (total, n)
+
+
+def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """Mean over the classes answered so far of each one's running mean of 50 images; weight: their share."""
+    means, counts, total = state
+    k = z.argmax(keepdim=True)
+    counts = counts + (torch.arange(len(z)) == k)
+    delta = (f - means.index_select(0, k)) / counts.gather(0, k).clamp_max(50)
+    means, total = means.index_add(0, k, delta), total + delta[0]
+    seen = (counts > 0).float()
+    middles = total / seen.sum(), seen @ stage.text / seen.sum()
+    return centred(f, middles[0], stage.text, middles[1], seen.mean()), (means, counts, total)
+
+
+def _tca_like(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """The default preset's reservoir and correction on final features instead of the tokens of every layer."""
+    config = preset("default").adaptation
+    keys, heights = state
+    k, height = z.argmax(keepdim=True), torch.special.entr(z.softmax(dim=0)).sum().view(1, 1)
+    own, tall = keys.index_select(0, k)[0], heights.index_select(0, k)
+    everyone, talls = torch.cat([own, f[None]]), torch.cat([tall, height], dim=1)[0]
+    crowding = ((everyone @ everyone.T).sum(dim=1) - 1) / config.M
+    score = torch.where(talls.isfinite(), talls + crowding, torch.inf)  # a free slot goes first
+    leaves = torch.arange(config.M) == score.argmax()
+    keys = keys.index_copy(0, k, torch.where(leaves[:, None], f, own)[None])
+    heights = heights.index_copy(0, k, torch.where(leaves, height, tall))
+    filled = heights.isfinite()
+    votes = torch.where(filled, torch.exp(config.sharpness * (keys @ f - 1)), 0)
+    return z + config.lam * votes.sum(dim=1) / filled.sum(dim=1).clamp_min(1), (keys, heights)
+
+
+def _reservoir(stage: Stage) -> State:
+    C, E, M = *stage.text.shape, preset("default").adaptation.M
+    return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
+
+
+def _tda_method(stage: Stage, tuned: bool) -> library_tda.TDA:
+    """The library's method, whose caches are given to it; it never sees a tower."""
+    tower: Any = SimpleNamespace(shape=SimpleNamespace(embed=stage.text.shape[1]), positions=torch.empty(0))
+    known = tuned and stage.name in TUNED
+    return library_tda.TDA(
+        Setup(tower, stage.text, stage.scale, preset("default")), TDAOptions(tuned_on=stage.name if known else "")
+    )
+
+
+def tda(name: str, tuned: bool = False) -> Rule:
+    """TDA on features; tuned: with the published settings of the data set, where there are some."""
+
+    def start(stage: Stage) -> State:
+        method = _tda_method(stage, tuned)
+        return method.positive, method.negative
+
+    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+        method = _tda_method(stage, tuned)
+        method.positive, method.negative = (Cache(*cache) for cache in state)
+        method._store(f, z)
+        return method._corrected(f, z), (method.positive, method.negative)
+
+    return Rule(name, start, step)
+
+
+def _by_images(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """James–Stein as the books have it: as many independent draws as images."""
+    still = z - z.mean()
+    total, n, power = state[0] + still, state[1] + 1, state[2] + still.square().mean()
+    mean = total / n
+    w = (1 - (power / n) / mean.square().mean().clamp_min(1e-12) / n).clamp_min(0)
+    return centre._less(still, mean, w, stage.lean), (total, n, power)
+
+
+def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """The rule, plus the cosine to each class's mean feature without their common centre."""
+    own, means, counts = state
+    logits, own = centre.observe(own, z, stage.lean)
+    k = logits.argmax(keepdim=True)
+    counts = counts + (torch.arange(len(z)) == k)
+    means = means.index_add(0, k, (f - means.index_select(0, k)) / counts.gather(0, k))
+    trust = counts / (counts + 3)
+    middle = trust @ means / trust.sum()
+    near = F.normalize(means - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
+    return logits + own.course[4] * 0.3 * stage.scale * trust * near, (own, means, counts)
+
+
+class Watch(NamedTuple):
+    """The rule without a limit to its memory, and a detector that forgets instead."""
+
+    centre: centre.Centre
+    means: Tensor
+    """Logits of each class, [C, C]."""
+    counts: Tensor
+    drift: Tensor
+    """Moving mean over about 16 images of logits less their class's mean, [C]."""
+    sums: Tensor
+    """Moving mean of their squared length; answers [], and their squared length, for how random the order is; the
+    statistic's usual level; images; what was kept at the last one: [6]."""
+    prior: Tensor
+
+
+def _watch(stage: Stage) -> State:
+    C = len(stage.text)
+    sums = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0])
+    return Watch(_centre(stage), torch.zeros(C, C), torch.zeros(C), torch.zeros(C), sums, torch.zeros(C))
+
+
+def _detect(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """Forget a fifth at most per image while class-conditional drift is more than three times its usual level."""
+    own, means, counts, drift, (spread, held, sharp, usual, n, _), prior = state
+    logits, own = centre.observe(own, z, stage.lean)
+    p, still, k = z.softmax(dim=0), z - z.mean(), logits.argmax(keepdim=True)
+    n, held, sharp, prior = n + 1, held + 1, sharp + p.square().sum(), prior + p
+    had = counts.gather(0, k)
+    known = (had >= 1).float()
+    off = ((still - means.index_select(0, k)[0]) * (had / (had + 1)).sqrt() * known).view(-1)
+    drift = drift + (off - drift) * known / 16
+    spread = spread + (off.square().sum() - spread) * known[0] * (1 / held).clamp_min(1 / 64)
+    level = 31 * drift.square().sum() / spread.clamp_min(1e-9)
+    varied = (sharp / held - (prior / held).square().sum()).clamp_min(1e-9)
+    random = (own.course[3] / 2 / (held - 1).clamp_min(1) / varied).clamp(0.01, 1)  # 1: i.i.d., small: runs of a class
+    limit = 3 * usual.clamp_min(1) / random.square()
+    keep = (limit / level.clamp_min(1e-9)).clamp(0.8, 1)
+    usual = usual + (torch.minimum(level, limit) - usual) / (n + 16)
+    course = torch.cat([keep * own.course[:4], own.course[4:]])
+    own = centre.Centre(keep * own.total, keep * own.counts, own.last, course)
+    counts = keep * counts + (torch.arange(len(z)) == k)
+    means = means.index_add(0, k, (still - means.index_select(0, k)[0])[None] / counts.gather(0, k))
+    sums = torch.stack([spread, keep * held, keep * sharp, usual, n, keep])
+    return logits, Watch(own, means, counts, drift, sums, keep * prior)
+
+
+def alarms(state: Watch) -> Tensor:
+    """Whether the detector forgot at the last image, [B]."""
+    return state.sums[:, 5] < 1
+
+
+def _means(stage: Stage) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(stage.text), torch.zeros(len(stage.text))
+
+
+def _feature(stage: Stage) -> Tensor:
+    return torch.zeros(stage.text.shape[1])
+
+
+ZERO_SHOT = Rule("zero-shot, R = 0.9", lambda stage: (), lambda state, f, z, stage: (z, state))
+MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _mean)
+OURS = variant("the rule")
+TDA = tda("TDA, defaults")
+TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
+BASELINES = (
+    ZERO_SHOT,
+    Rule("TCA-like, on features", _reservoir, _tca_like),
+    TDA,
+    TUNED_TDA,
+    Rule("class-balanced centre", lambda stage: (*_means(stage), _feature(stage)), _balanced),
+    MEAN,
+)
+ENDLESS = variant("no limit to memory", MEMORY=float("inf"))
+DETECTOR = Rule("detector instead of limit", _watch, _detect, {"MEMORY": float("inf")})
+ABLATIONS = (
+    variant("no class term", BETWEEN=0.0),
+    variant("class term twice as strong", BETWEEN=1.0),
+    variant("no class weights", HABIT=1e9),
+    ENDLESS,
+    variant("memory of 50 turns", MEMORY=50.0),
+    variant("memory of 300 turns", MEMORY=300.0),
+    variant("logits less w·m alone, no lengths", _without_lengths),
+)
+TRIED = (
+    Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),
+    Rule("with class means as second classifier", lambda stage: (_centre(stage), *_means(stage)), _second),
+    DETECTOR,
+)

@@ -1,0 +1,33 @@
+"""Folders of pictures of the embedded world, clean and shifted: data sets for `lessmore run` and `lessmore reproduce`.
+
+python benchmarks/world_folders.py world
+lessmore reproduce options --model tiny --dataset folder:world/clean folder:world/blur
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lessmore.assets import shifts, world
+from lessmore.report.tokens import as_picture
+
+CLASSES, CLASS_SEED, IMAGES, SEED = 24, 1, 300, 82_000
+STREAMS = (("clean", 0), ("background", 5), ("noise", 2), ("blur", 2))
+
+
+def main() -> None:
+    """Draw every stream into a folder of its own."""
+    classes = world.test_classes(CLASSES, seed=CLASS_SEED)
+    scene = world.sample(IMAGES, SEED, classes)
+    for kind, severity in STREAMS:
+        images, _ = shifts.draw_shifted(scene, kind, severity)
+        for i, (image, label) in enumerate(zip(images, scene.index.tolist(), strict=True)):
+            name = world.class_name(*classes[label]).replace(" ", "_")
+            path = Path(sys.argv[1]) / kind / name / f"{i:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            as_picture(image).save(path)
+
+
+if __name__ == "__main__":
+    main()
