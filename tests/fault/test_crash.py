@@ -183,8 +183,8 @@ def test_a_crash_while_the_cache_is_written(lab: Lab) -> None:
 def test_a_file_that_the_system_will_not_let_grow(lab: Lab, checkpoints: float) -> None:
     """For real: a line that stops halfway, or a checkpoint that does."""
     output, before = f"limit-{checkpoints:g}", resource.getrlimit(resource.RLIMIT_FSIZE)
-    header = len((only_run(lab.folder / "reference") / "spec.json").read_bytes())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (header, before[1]))
+    lines = (lab.stopped(output, after=1) / "samples.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (lines + 100, before[1]))
     try:
         with pytest.raises(StateError, match="cannot write"):
             lab.run(output, checkpoints=checkpoints)
