@@ -6,8 +6,8 @@
 Left to itself a run encodes images one by one on its own device, which is exact and slow. Here images are encoded in
 batches on the GPU, into the cache of runs on the CPU, where methods that go on from encodings are quick; the encodings
 differ from those by rounding, which now and then decides which of two nearly tied tokens goes; the largest difference
-over a few images is printed. Methods that need the
-tower itself (views, gradients, anchors that guide the encoder) run on the GPU meanwhile, a few at a time.
+over a few images is printed. Methods that need the tower itself (views, gradients, anchors that guide the encoder) run
+on the GPU meanwhile, a few at a time.
 """
 
 from __future__ import annotations
