@@ -34,5 +34,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with the nearest ones that do."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    roots = sorted({one.split("/")[0] for one in known})  # cifar100c alone has a hundred variants
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(roots)}"
     return f"unknown {kind} {name!r}; {hint}"
