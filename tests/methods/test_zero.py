@@ -30,17 +30,21 @@ def slow_ballot(logits: Tensor, kept: int) -> list[float]:
     counts = collections.Counter(choices[:kept])
     leaders = [c for c, n in counts.items() if n == max(counts.values())]
     if len(leaders) > 1:
-        counts[next(c for c in choices[kept:] + choices[:kept] if c in leaders)] += 1
+        silent = choices[kept:] or choices
+        favourite = max(leaders, key=lambda c: p[order[kept % len(p)], c])
+        counts[next((c for c in silent if c in leaders), favourite)] += 1
     return [counts[c] / counts.total() for c in range(logits.shape[1])]
 
 
-def test_nineteen_of_sixty_four_views_vote() -> None:
+@pytest.mark.parametrize(("classes", "selection", "kept"), [(5, 0.3, 19), (60, 0.3, 19), (60, 0.05, 3), (5, 1.0, 64)])
+def test_votes_are_those_of_the_slow_ballot(classes: int, selection: float, kept: int) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
-        logits = 3 * torch.randn(64, 5, generator=generator)
-        shares = ballot(logits, ZeroOptions().selection)
-        assert shares.tolist() == pytest.approx(slow_ballot(logits, 19))
+        logits = 3 * torch.randn(64, classes, generator=generator)
+        shares = ballot(logits, selection)
+        assert shares.tolist() == pytest.approx(slow_ballot(logits, kept))
         assert shares.sum() == pytest.approx(1)
+    assert ZeroOptions().selection == 0.3
 
 
 def test_unsure_views_do_not_count() -> None:
@@ -53,8 +57,20 @@ def test_the_next_view_for_a_leader_breaks_a_tie() -> None:
     assert ballot(four, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
 
 
-def test_without_such_a_view_the_surest_voter_decides() -> None:
-    assert ballot(views((2, 9), (1, 8), (3, 3), (0, 2), (3, 1), (0, 1)), 0.34).argmax() == 2
+def test_without_such_a_view_the_next_one_chooses_among_the_leaders() -> None:
+    six = views((2, 9), (1, 8), (3, 3), (0, 2), (3, 1), (0, 1))
+    six[2, 1], six[3, 2] = 1, 1.5  # the third view likes 1 better than 2, the less confident fourth 2 better than 1
+    assert ballot(six, 0.34).tolist() == pytest.approx([0, 2 / 3, 1 / 3, 0])
+    six[2, 2] = 2
+    assert ballot(six, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+
+
+def test_where_all_vote_the_surest_has_two_voices() -> None:
+    assert ballot(views((2, 9), (1, 8)), 1.0).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+
+
+def test_certainty_is_no_hindrance() -> None:
+    assert ballot(views((1, 1e4), (2, 3), (2, 2)), 0.34).tolist() == [0, 1, 0, 0]  # its entropy is 0, not nan
 
 
 def test_at_least_one_view_votes() -> None:

@@ -34,16 +34,18 @@ class ZeroOptions(ViewOptions):
 def ballot(logits: Tensor, selection: float) -> Tensor:
     """Logits [V, C] of all views → shares of the votes [C]; classes that lead together are told apart by one more vote.
 
-    That vote is cast by the next most confident view that is for one of them or, if there is none, by the most
-    confident of those that voted.
+    That vote is cast by the most confident of the other views that are for a leader; if none is, the most confident of
+    the others chooses among the leaders.
     """
     order = torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).sort(stable=True).indices
     choices = logits.argmax(dim=-1)[order]
     kept = max(1, int(selection * len(logits) + 1e-9))
     counts = F.one_hot(choices[:kept], logits.shape[1]).sum(dim=0)
     leads = counts == counts.max()
-    queue = torch.cat([choices[kept:], choices[:kept]])
-    extra = F.one_hot(queue.take(leads[queue].int().argmax()), logits.shape[1]) * (leads.sum() > 1)
+    rest = kept % len(logits)  # where all have voted, all are asked once more
+    asked = order[rest:].take(leads[choices[rest:]].int().argmax(dim=0, keepdim=True))
+    favourite = logits.index_select(0, asked).where(leads, -torch.inf).argmax(dim=-1)
+    extra = F.one_hot(favourite, logits.shape[1]).sum(dim=0) * (leads.sum() > 1)
     votes = (counts + extra).to(logits.dtype)
     return votes / votes.sum()
 
