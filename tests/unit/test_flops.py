@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from lessmore import adapt, list_methods, list_reducers, load
+from lessmore.cli import main
 from lessmore.condense.registry import reducer
 from lessmore.config import Condensation, Preset, preset
 from lessmore.eval.flops import costs
@@ -16,6 +20,7 @@ from lessmore.methods import Setup, make
 from lessmore.shapes import SHAPES
 from lessmore.text import TextTower
 from lessmore.vit import BlockShape, ViTShape
+from tests.methods.test_registry import small_options
 from tests.random_towers import make_text, make_vit
 
 B16, L14 = SHAPES["ViT-B-16"], SHAPES["ViT-L-14"]
@@ -100,3 +105,51 @@ def test_tokens_equal_the_schedule_and_savings_grow() -> None:
     gmacs = [costs(B16[0], Condensation(R=R), ADAPTATION).gmacs for R in (1, 0.95, 0.9, 0.8, 0.7, 0.6)]
     assert gmacs == sorted(gmacs, reverse=True)
     assert costs(B16[0], Condensation()).gflops == 2 * costs(B16[0], Condensation()).gmacs
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["flops", *map(str, arguments), "--json"]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return values
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-siglip"])
+@pytest.mark.parametrize("method", list_methods())
+def test_the_command_knows_what_every_method_spends(
+    method: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vlm, names = load(model), ["red fish", "blue striped bird with a long name", "fox"]
+    options = small_options(method, vlm, tmp_path)
+    real = adapt(vlm, names, method=method, reducer="evit", R=0.7, cache=False, engine="eager", **options)._method
+    asked = ["--method", method, "--reducer", "evit", "--R", 0.7, "--options", json.dumps(options)]
+    values = printed(capsys, model, *asked, "--classes", ",".join(names))
+    assert values["views"] == real.facts.views
+    assert values["learnable_parameters"] == real.facts.learnable_parameters
+    assert values["matmul"]["gmacs"] == pytest.approx(real.macs("matmul") / 1e9, rel=1e-12)
+    assert values["paper"]["gmacs"] == pytest.approx(real.macs("paper") / 1e9, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["ViT-B-16", "ViT-B-16-SigLIP"])
+@pytest.mark.parametrize("method", list_methods())
+def test_the_command_needs_neither_weights_nor_files(
+    method: str, shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in list_reducers():
+        values = printed(capsys, shape, "--method", method, "--reducer", name, "--classes", 10)
+        for way in (values["paper"], values["matmul"]):
+            parts = values["views"] * sum(way["parts"].values()) + way["rest"]
+            assert way["gmacs"] == pytest.approx(parts / 1e9)
+            assert way["gmacs"] > 0.999 * values["views"] * way["pass_gmacs"]
+
+
+def test_the_commands_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "ViT-B-16", "--R", "0.7"]) == 0
+    shown = capsys.readouterr().out
+    assert "block 3: 196 patches -> 137 kept" in shown
+    assert "one pass" not in shown  # there is only one
+    assert "% fewer multiply-accumulates than the plain model (17.5640 GMACs, matmul)" in shown
+    assert main(["flops", "ViT-B-16", "--method", "zero"]) == 0
+    assert "64 views             1125.27" in (shown := capsys.readouterr().out)
+    assert "64 times the multiply-accumulates of the plain model" in shown
+    assert main(["flops", "ViT-B-16", "--method", "zeroshot"]) == 0
+    assert "As many multiply-accumulates as the plain model" in capsys.readouterr().out

@@ -1,42 +1,64 @@
-"""What one image costs: the token schedule and the multiply-accumulates of every part."""
+"""What one image costs with a method and a reducer: token schedule, and multiply-accumulates of every part."""
 
 from __future__ import annotations
 
 import json
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import new_parser
-from lessmore.condense.registry import list_reducers, reducer, reducer_for
+from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
+from lessmore.condense.registry import reducer, reducer_for
 from lessmore.condense.schedule import Stage, schedule
-from lessmore.config import Rule, list_presets, preset
+from lessmore.config import Condensation, Rule, preset
+from lessmore.encoder import PLAIN
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Costs, costs
+from lessmore.eval.blank import blank_method, blank_model
+from lessmore.eval.flops import Accounting, Costs, costs
+from lessmore.methods import Facts, split_options
 from lessmore.shapes import SHAPES
-from lessmore.text import TextShape
 from lessmore.vit import ViTShape
-from lessmore.vlm import load
 
 EXAMPLES = """examples:
   lessmore flops ViT-B-16
   lessmore flops ViT-L-14 --R 0.7 --classes 397
   lessmore flops ViT-B-16 --method zeroshot --reducer evit --json
-  lessmore flops path/to/model-folder
+  lessmore flops ViT-B-16 --method tpt --classes 10 --options.views 32
+  lessmore flops path/to/model-folder --method cocoop --classes names.txt
+
+Column `paper` counts as the paper's tables do: forward passes of the towers. Column `matmul` is what is really spent:
+every matrix product of all views, backward passes, prompts and memories. Methods that embed the prompts for every image
+pay for the longest of them: a number of classes stands for names of one word, and for a shape a word is one token.
+Row `rest` is what is no forward pass of a view: backward passes, prompts, memories.
 """
+ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "matmul")
+
+
+class Spent(NamedTuple):
+    """One image, counted in one way; all in multiply-accumulates."""
+
+    once: Costs
+    """One pass of the tower, part by part."""
+    views: int
+    total: int
+    """All that the method does."""
+
+    @property
+    def rest(self) -> int:
+        """What is not a pass of a view: backward passes, prompts, memory."""
+        return self.total - self.views * self.once.macs
 
 
 def parser() -> ArgumentParser:
     """Arguments of `lessmore flops`."""
     args = new_parser(__doc__, EXAMPLES)
-    known = ", ".join(SHAPES)
-    args.add_argument("model", type=str, help=f"{known}, or whatever lessmore.load takes")
-    args.add_argument("--method", type=str, default="tca", help="tca or zeroshot")
-    args.add_argument("--reducer", type=str, default="auto", help=", ".join(["auto", *list_reducers()]))
+    args.add_argument("model", type=str, help=f"{', '.join(SHAPES)}, or whatever lessmore.load takes")
+    add_method(args)
+    add_budget(args)
     args.add_argument(
-        "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
+        "--options", type=dict[str, Any], default={}, help="fields of preset or method: --options.views 8"
     )
-    args.add_argument("--R", type=float | None, default=None, help="kept fraction of the tokens")
-    args.add_argument("--classes", type=int, default=1000, help="number of classes")
+    args.add_argument("--classes", type=str, default="1000", help="how many, or the names: a file, or with commas")
     args.add_argument("--templates", type=int, default=1, help="prompts per class")
     args.add_argument("--json", action="store_true", help="print JSON")
     return args
@@ -44,29 +66,47 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print the costs."""
-    vision, text = _shapes(args.model)
-    if args.method not in ("tca", "zeroshot"):
-        raise ConfigError(f"costs of method {args.method!r} are not known; choose tca or zeroshot")
-    chosen = preset(args.preset, **({} if args.R is None else {"R": args.R}))
-    condensation = reducer(reducer_for(args.reducer, args.method), chosen.condensation)
-    adaptation = chosen.adaptation if args.method == "tca" else None
-    plan = schedule(vision.patches, vision.blocks.depth, condensation)
-    prompts = args.classes * args.templates
-    counted = {
-        accounting: costs(vision, condensation, adaptation, args.classes, text, prompts, accounting)
-        for accounting in ("paper", "matmul")
-    }
-    plain = costs(vision, reducer("none", condensation), None, args.classes)
+    own, shared = split_options(args.method, args.options)
+    name, chosen = reducer_for(args.reducer, args.method), preset(args.preset, **shared, **_budget(args))
+    chosen = chosen._replace(condensation=reducer(name, chosen.condensation))
+    classes, vlm = _classes(args.classes), blank_model(args.model)
+    method = blank_method(args.method, vlm, chosen, classes, own)
+
+    def one_pass(way: Accounting) -> Costs:
+        adaptation, prompts = chosen.adaptation if args.method == "tca" else None, len(classes) * args.templates
+        return costs(
+            vlm.vision.shape, chosen.condensation, adaptation, len(classes), vlm.text.shape, prompts, accounting=way
+        )
+
+    counted = {way: Spent(one_pass(way), method.facts.views, method.macs(way)) for way in ACCOUNTINGS}
+    plain = costs(vlm.vision.shape, PLAIN, None, len(classes))
     if args.json:
-        print(json.dumps(_as_dict(counted, plain), indent=2))
-        return 0
-    title = f"{args.model}  {args.method} + {reducer_for(args.reducer, args.method)}"
-    print(f"{title}, R = {condensation.R:g}, {args.classes} classes")
-    for i, stage in enumerate(plan):
+        print(json.dumps(_as_dict(counted, plain, method.facts), indent=2))
+        return OK
+    print(f"{args.model}  {args.method} + {name}, R = {chosen.condensation.R:g}, {len(classes)} classes")
+    _schedule(vlm.vision.shape, chosen.condensation)
+    _table(counted, plain)
+    return OK
+
+
+def _budget(args: Namespace) -> dict[str, float]:
+    if args.R is not None and "R" in args.options:
+        raise ConfigError("--R and --options.R say the same thing; give one of them")
+    return {} if args.R is None else {"R": args.R}
+
+
+def _classes(text: str) -> list[str]:
+    if not text.strip().isdecimal():
+        return read_classes(text)
+    if int(text) < 1:
+        raise ConfigError("--classes 0 leaves nothing to choose from; give 1 or more, or names")
+    return ["thing"] * int(text)
+
+
+def _schedule(vision: ViTShape, condensation: Condensation) -> None:
+    for i, stage in enumerate(schedule(vision.patches, vision.blocks.depth, condensation)):
         if stage is not None:
             print(f"  block {i}: {stage.patches} patches -> {_fates(stage, condensation.rule)}")
-    _table(counted, plain)
-    return 0
 
 
 def _fates(stage: Stage, rule: Rule) -> str:
@@ -79,27 +119,49 @@ def _fates(stage: Stage, rule: Rule) -> str:
     return f"{stage.keep} kept + {merged} + {stage.pruned} pruned{fused} = {stage.out}"
 
 
-def _shapes(model: str) -> tuple[ViTShape, TextShape]:
-    if model in SHAPES:
-        return SHAPES[model]
-    vlm = load(model)
-    return vlm.vision.shape, vlm.text.shape
-
-
-def _as_dict(counted: dict[str, Costs], plain: Costs) -> dict[str, object]:
-    first = next(iter(counted.values()))
-    values: dict[str, object] = {"tokens": first.tokens, "plain_gmacs": plain.gmacs}
-    for accounting, cost in counted.items():
-        values[accounting] = {"gmacs": cost.gmacs, "gflops": cost.gflops, "parts": cost.parts, "text_once": cost.text}
+def _as_dict(counted: dict[Accounting, Spent], plain: Costs, facts: Facts) -> dict[str, object]:
+    values: dict[str, object] = {
+        "tokens": counted["matmul"].once.tokens,
+        "views": facts.views,
+        "learnable_parameters": facts.learnable_parameters,
+        "plain_gmacs": plain.gmacs,
+    }
+    for way, spent in counted.items():
+        values[way] = {
+            "gmacs": spent.total / 1e9,
+            "gflops": 2 * spent.total / 1e9,
+            "pass_gmacs": spent.once.gmacs,
+            "parts": spent.once.parts,
+            "rest": spent.rest,
+            "text_once": spent.once.text,
+        }
     return values
 
 
-def _table(counted: dict[str, Costs], plain: Costs) -> None:
-    names = list(counted)
-    print(f"\n{'GMACs per image':<18}" + "".join(f"{name:>12}" for name in names))
-    for part in next(iter(counted.values())).parts:
-        print(f"  {part:<16}" + "".join(f"{counted[name].parts[part] / 1e9:12.4f}" for name in names))
-    print(f"  {'total':<16}" + "".join(f"{counted[name].gmacs:12.4f}" for name in names))
-    print(f"  {'text, once':<16}" + "".join(f"{counted[name].text / 1e9:12.1f}" for name in names))
-    saved = 100 * (1 - counted["matmul"].macs / plain.macs)
-    print(f"\n{saved:.1f} % fewer multiply-accumulates than the plain model ({plain.gmacs:.4f} GMACs, matmul).")
+def _table(counted: dict[Accounting, Spent], plain: Costs) -> None:
+    ways = list(counted.values())
+    print(f"\n{'GMACs per image':<18}" + "".join(f"{name:>14}" for name in counted))
+    for part in ways[0].once.parts:
+        _line(part, [spent.once.parts[part] for spent in ways])
+    if any(spent.total != spent.once.macs for spent in ways):
+        _line("one pass", [spent.once.macs for spent in ways])
+    if ways[0].views > 1:
+        _line(f"{ways[0].views} views", [spent.views * spent.once.macs for spent in ways])
+    _line("rest", [spent.rest for spent in ways])
+    _line("total", [spent.total for spent in ways])
+    _line("text, once", [spent.once.text for spent in ways])
+    print(f"\n{_compared(counted['matmul'].total / plain.macs)} the plain model ({plain.gmacs:.4f} GMACs, matmul).")
+
+
+def _line(name: str, macs: list[int]) -> None:
+    cells = [f"{value / 1e9:14.4f}" for value in macs]
+    if any(float(cell) for cell in cells):
+        print(f"  {name:<16}" + "".join(cells))
+
+
+def _compared(share: float) -> str:
+    if f"{share:.4f}" == "1.0000":
+        return "As many multiply-accumulates as"
+    if share < 1:
+        return f"{100 * (1 - share):.1f} % fewer multiply-accumulates than"
+    return f"{share:.4g} times the multiply-accumulates of"
