@@ -4,13 +4,14 @@
         --output FEATURES
     python benchmarks/labelfree.py encode --model tiny --dataset world --corruption none noise:3 --output FEATURES
     python benchmarks/labelfree.py measure --features FEATURES --part fix report --plot docs/labelfree.png
-    python benchmarks/labelfree.py measure --features OTHER --part fresh
+    python benchmarks/labelfree.py measure --features FRESH --part fresh
+    python benchmarks/labelfree.py measure --features NEW --part new
     python benchmarks/labelfree.py tables
 
 The rule is `lessmore.centre.observe` itself. Gains are points over matched zero-shot (same prompts, R = 1) on the same
 images, the mean of three orders. The interval of one stream is a paired bootstrap over its images, orders together;
 that of a mean over streams is a bootstrap over streams, too narrow where streams share images. `fix` are the streams on
-which the rule was made, `report` others, `fresh` whatever is in a folder.
+which the rule was made, `report` others, `fresh` and `new` whatever is in a folder.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import torch
 from labelfree_rules import (
     ABLATIONS,
     BASELINES,
+    BOLDER,
+    CAREFUL,
     DETECTOR,
     ENDLESS,
     MEAN,
@@ -39,6 +42,7 @@ from labelfree_rules import (
     ZERO_SHOT,
     Rule,
     alarms,
+    lopsided,
     padded,
     run,
     strength,
@@ -58,7 +62,7 @@ ORDERLY = ["i.i.d.", "sorted"]
 STATIONARY = [*ORDERLY, "blocks of 10", "blocks of 50"]
 CHANGING = ["sudden change", "gradual change"]
 HARM = [kind for kind in KINDS if "change" not in kind]
-ABLATED = [*ORDERLY, "Zipf", "a tenth of the classes"]
+ABLATED = [*ORDERLY, "Zipf", "a tenth of the classes", "one class"]
 RANGES = ((0, 50), (50, 100), (100, 200), (200, 500), (500, 1000))
 FIX = ["none", "contrast:2", "contrast:4", "brightness:4", "gaussian_noise:2", "defocus_blur:2", "fog:2"]
 OTHER = [
@@ -154,12 +158,12 @@ def summary(found: Cells) -> dict[str, Any]:
 
 
 def by_stream(found: Cells) -> dict[str, Any]:
-    """Set, condition, kind → the rule's gain, low, high; gain over zero-shot at R = 0.9; the running mean's gain."""
+    """Set, condition, kind → the rule's gain, low, high; over zero-shot at R = 0.9; gains of running mean and bold."""
     out: dict[str, Any] = {}
     for (name, condition, kind, rule), cell in found.items():
         if rule == OURS.name:
-            bare, mean = (float(found[name, condition, kind, other.name][0]) for other in (ZERO_SHOT, MEAN))
-            row = [*cell.tolist(), float(cell[0]) - bare, mean]
+            bare, *others = (float(found[name, condition, kind, other.name][0]) for other in (ZERO_SHOT, MEAN, BOLDER))
+            row = [*cell.tolist(), float(cell[0]) - bare, *others]
             out.setdefault(name, {}).setdefault(condition, {})[kind] = row
     return out
 
@@ -217,6 +221,18 @@ def strengths(shelves: Mapping[str, Shelf], conditions: Mapping[str, list[str]])
     return out
 
 
+def shapes(shelves: Mapping[str, Shelf], conditions: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Lopsided at the end of streams: 10 %, half and 90 % of the streams are below."""
+    out: dict[str, Any] = {}
+    for kind in ("i.i.d.", "sorted", "half of the classes absent", "a tenth of the classes", "one class"):
+        found = [
+            run(OURS, shelves[name], streams(shelves[name], [kind], chosen, ORDERS), lopsided).watched[-1].numpy()
+            for name, chosen in conditions.items()
+        ]
+        out[kind] = np.quantile(np.concatenate(found), (0.1, 0.5, 0.9)).tolist()
+    return out
+
+
 def scales(shelves: Mapping[str, Shelf], conditions: Mapping[str, list[str]]) -> dict[str, Any]:
     """Mean gain on shifted streams where the logits are larger or smaller than the model has them."""
     out: dict[str, Any] = {}
@@ -260,7 +276,7 @@ def check(shelf: Shelf) -> dict[str, float]:
     for stream, found in zip(made, answers, strict=True):
         state = centre.empty(len(shelf.text), "cpu")
         for z, answer in zip(shelf.logits[torch.tensor(stream.rows)], found, strict=True):
-            logits, state = centre.observe(state, z, lean)
+            logits, state = centre.observe(state, z, lean, CAREFUL)
             same += int(logits.argmax() == answer)
     return {"answers": answers.size, "same": same}
 
@@ -282,6 +298,7 @@ def measure(shelves: Mapping[str, Shelf], part: str) -> dict[str, Any]:
         "change": [row for name, some in changes.items() for row in recovery(shelves[name], some)],
         "alarms": [false_alarms(shelves[name], chosen) for name, chosen in conditions.items()],
         "strength": strengths(shelves, conditions),
+        "lopsided": shapes(shelves, conditions),
         "scale": scales(shelves, conditions),
         "whitening": whitening(shelves, conditions),
         "cells": by_stream(found),
@@ -297,11 +314,11 @@ def _pairs(conditions: Sequence[str]) -> list[str]:
 def _all_cells(shelf: Shelf, conditions: list[str], changes: list[str]) -> Cells:
     n, tuned = len(shelf.labels), shelf.name in TUNED
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    plans = [(rule, HARM, conditions) for rule in (OURS, MEAN, ZERO_SHOT)]
-    others = [rule for rule in BASELINES if rule not in (MEAN, ZERO_SHOT) and (rule != TUNED_TDA or tuned)]
+    plans = [(rule, HARM, conditions) for rule in (OURS, BOLDER, MEAN, ZERO_SHOT)]
+    others = [rule for rule in BASELINES if rule not in (BOLDER, MEAN, ZERO_SHOT) and (rule != TUNED_TDA or tuned)]
     plans += [(rule, ORDERLY, conditions) for rule in (*others, *TRIED)]
     plans += [(rule, ABLATED, conditions) for rule in ABLATIONS]
-    plans += [(rule, CHANGING, changes) for rule in (OURS, MEAN, ZERO_SHOT, ENDLESS, DETECTOR) if changes]
+    plans += [(rule, CHANGING, changes) for rule in (OURS, BOLDER, MEAN, ZERO_SHOT, ENDLESS, DETECTOR) if changes]
     found: Cells = {}
     for rule, kinds, chosen in tqdm(plans, desc=shelf.name, leave=False):
         found |= cells(shelf, rule, kinds, chosen, draws)
@@ -333,7 +350,7 @@ def parser() -> argparse.ArgumentParser:
     encode.add_argument("--output", type=Path, required=True)
     again = commands.add_parser("measure", help="run all streams")
     again.add_argument("--features", type=Path, required=True)
-    again.add_argument("--part", nargs="+", choices=[*PARTS, "fresh"], default=list(PARTS))
+    again.add_argument("--part", nargs="+", choices=[*PARTS, "fresh", "new"], default=list(PARTS))
     again.add_argument("--plot", type=Path)
     for command in (again, commands.add_parser("tables", help="print what was measured")):
         command.add_argument("--output", type=Path, default=Path("benchmarks/results/labelfree.json"))

@@ -78,32 +78,37 @@ def padded(parts: Sequence[Indices]) -> Indices:
     return np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
 
 
-def _observe(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    return centre.observe(state, z, stage.lean)
-
-
-def _without_lengths(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    return centre.observe(state, z, torch.zeros_like(stage.lean))
+CAREFUL, BOLD = centre.DOUBT["careful"], centre.DOUBT["bold"]
 
 
 def _centre(stage: Stage) -> State:
     return centre.empty(len(stage.text), "cpu")
 
 
-def variant(name: str, step: Step = _observe, **constants: float) -> Rule:
-    """The library's rule with other constants or another step."""
+def variant(name: str, doubt: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
+    """The library's rule with another doubt or other constants, or without the lengths of the texts."""
+
+    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+        return centre.observe(state, z, stage.lean if lengths else torch.zeros_like(stage.lean), doubt)
+
     return Rule(name, _centre, step, constants)
 
 
 def strength(state: centre.Centre) -> Tensor:
     """w of each stream, [B]."""
-    return state.course[:, 4]
+    return state.course[:, 5]
+
+
+def lopsided(state: centre.Centre) -> Tensor:
+    """How far what is left without the mean is high rather than low, [B]."""
+    rise, span = state.course[:, 3:5].T
+    return rise / span.clamp_min(1e-9)
 
 
 def size(state: centre.Centre) -> Tensor:
     """The centre's root mean square over that of the logits, [B]."""
-    weight, seen, power = state.course[:, :3].T
-    return ((state.total / weight[:, None]).square().mean(dim=1) / (power / seen)).sqrt()
+    seen, power = state.course[:, :2].T
+    return ((state.total / seen[:, None]).square().mean(dim=1) / (power / seen)).sqrt()
 
 
 def centred(f: Tensor, middle: Tensor, text: Tensor, text_middle: Tensor, w: Tensor) -> Tensor:
@@ -131,8 +136,8 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 
 
 def _tca_like(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    """The default preset's reservoir and correction on final features instead of the tokens of every layer."""
-    config = preset("default").adaptation
+    """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
+    config = preset("fixed").adaptation
     keys, heights = state
     k, height = z.argmax(keepdim=True), torch.special.entr(z.softmax(dim=0)).sum().view(1, 1)
     own, tall = keys.index_select(0, k)[0], heights.index_select(0, k)
@@ -148,7 +153,7 @@ def _tca_like(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 
 
 def _reservoir(stage: Stage) -> State:
-    C, E, M = *stage.text.shape, preset("default").adaptation.M
+    C, E, M = *stage.text.shape, preset("fixed").adaptation.M
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
 
 
@@ -157,7 +162,7 @@ def _tda_method(stage: Stage, tuned: bool) -> library_tda.TDA:
     tower: Any = SimpleNamespace(shape=SimpleNamespace(embed=stage.text.shape[1]), positions=torch.empty(0))
     known = tuned and stage.name in TUNED
     return library_tda.TDA(
-        Setup(tower, stage.text, stage.scale, preset("default")), TDAOptions(tuned_on=stage.name if known else "")
+        Setup(tower, stage.text, stage.scale, preset("fixed")), TDAOptions(tuned_on=stage.name if known else "")
     )
 
 
@@ -183,20 +188,21 @@ def _by_images(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor
     total, n, power = state[0] + still, state[1] + 1, state[2] + still.square().mean()
     mean = total / n
     w = (1 - (power / n) / mean.square().mean().clamp_min(1e-12) / n).clamp_min(0)
-    return centre._less(still, mean, w, stage.lean), (total, n, power)
+    lengths = (1 - 2 * w * stage.lean + w.square() * stage.lean.mean()).clamp_min(1e-12).sqrt()
+    return (still - w * mean) / lengths, (total, n, power)
 
 
 def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The rule, plus the cosine to each class's mean feature without their common centre."""
     own, means, counts = state
-    logits, own = centre.observe(own, z, stage.lean)
+    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
     k = logits.argmax(keepdim=True)
     counts = counts + (torch.arange(len(z)) == k)
     means = means.index_add(0, k, (f - means.index_select(0, k)) / counts.gather(0, k))
     trust = counts / (counts + 3)
     middle = trust @ means / trust.sum()
     near = F.normalize(means - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
-    return logits + own.course[4] * 0.3 * stage.scale * trust * near, (own, means, counts)
+    return logits + own.course[5] * 0.3 * stage.scale * trust * near, (own, means, counts)
 
 
 class Watch(NamedTuple):
@@ -223,7 +229,7 @@ def _watch(stage: Stage) -> State:
 def _detect(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """Forget a fifth at most per image while class-conditional drift is more than three times its usual level."""
     own, means, counts, drift, (spread, held, sharp, usual, n, _), prior = state
-    logits, own = centre.observe(own, z, stage.lean)
+    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
     p, still, k = z.softmax(dim=0), z - z.mean(), logits.argmax(keepdim=True)
     n, held, sharp, prior = n + 1, held + 1, sharp + p.square().sum(), prior + p
     had = counts.gather(0, k)
@@ -233,11 +239,11 @@ def _detect(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, S
     spread = spread + (off.square().sum() - spread) * known[0] * (1 / held).clamp_min(1 / 64)
     level = 31 * drift.square().sum() / spread.clamp_min(1e-9)
     varied = (sharp / held - (prior / held).square().sum()).clamp_min(1e-9)
-    random = (own.course[3] / 2 / (held - 1).clamp_min(1) / varied).clamp(0.01, 1)  # 1: i.i.d., small: runs of a class
+    random = (own.course[2] / 2 / (held - 1).clamp_min(1) / varied).clamp(0.01, 1)  # 1: i.i.d., small: runs of a class
     limit = 3 * usual.clamp_min(1) / random.square()
     keep = (limit / level.clamp_min(1e-9)).clamp(0.8, 1)
     usual = usual + (torch.minimum(level, limit) - usual) / (n + 16)
-    course = torch.cat([keep * own.course[:4], own.course[4:]])
+    course = torch.cat([keep * own.course[:5], own.course[5:]])
     own = centre.Centre(keep * own.total, keep * own.counts, own.last, course)
     counts = keep * counts + (torch.arange(len(z)) == k)
     means = means.index_add(0, k, (still - means.index_select(0, k)[0])[None] / counts.gather(0, k))
@@ -261,6 +267,7 @@ def _feature(stage: Stage) -> Tensor:
 ZERO_SHOT = Rule("zero-shot, R = 0.9", lambda stage: (), lambda state, f, z, stage: (z, state))
 MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _mean)
 OURS = variant("the rule")
+BOLDER = variant("the rule, bold", BOLD)
 TDA = tda("TDA, defaults")
 TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
 BASELINES = (
@@ -270,17 +277,20 @@ BASELINES = (
     TUNED_TDA,
     Rule("class-balanced centre", lambda stage: (*_means(stage), _feature(stage)), _balanced),
     MEAN,
+    BOLDER,
 )
 ENDLESS = variant("no limit to memory", MEMORY=float("inf"))
 DETECTOR = Rule("detector instead of limit", _watch, _detect, {"MEMORY": float("inf")})
 ABLATIONS = (
-    variant("no class term", BETWEEN=0.0),
-    variant("class term twice as strong", BETWEEN=1.0),
-    variant("no class weights", HABIT=1e9),
+    variant("no class term", doubt=0.0),
+    variant("class term half as strong", doubt=CAREFUL / 2),
+    variant("class term twice as strong", doubt=2 * CAREFUL),
+    variant("always as for many classes", FEW=-1e9, MANY=-1e8),
+    variant("always as for few classes", FEW=1e8, MANY=1e9),
     ENDLESS,
     variant("memory of 50 turns", MEMORY=50.0),
     variant("memory of 300 turns", MEMORY=300.0),
-    variant("logits less w·m alone, no lengths", _without_lengths),
+    variant("logits less w·m alone, no lengths", lengths=False),
 )
 TRIED = (
     Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),

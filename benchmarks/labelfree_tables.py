@@ -52,6 +52,9 @@ def _tables(found: Mapping[str, Any]) -> Iterator[str]:
     yield _change(found["change"])
     yield "\nFalse alarms of the detector: % of steps, streams with any\n\n" + _alarms(found["alarms"])
     yield "\nStrength w after so many images; share of images with w = 0\n\n" + _strength(found["strength"])
+    yield "\nLopsided at the end of the stream: 10 %, half and 90 % of the streams are below\n\n" + _shape(
+        found["lopsided"]
+    )
     yield "\nLogits times a factor, shifted\n\n" + _scale(found["scale"])
     yield "\nAll images known beforehand, shifted\n\n" + _whitening(found["whitening"])
     yield "\nBy set, shifted, mean gain i.i.d. and sorted\n\n" + _sets(found["cells"])
@@ -72,7 +75,8 @@ def _wide(row: Sequence[float]) -> str:
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
-    columns = [(k, d) for k in ("i.i.d.", "sorted", "Zipf", "a tenth of the classes") for d in ("shifted", "clean")]
+    kinds = ("i.i.d.", "sorted", "Zipf", "a tenth of the classes", "one class")
+    columns = [(kind, domain) for kind in kinds for domain in ("shifted", "clean")]
     rows = []
     for name in (rule.name for rule in (OURS, *ABLATIONS, *TRIED, MEAN, ZERO_SHOT)):
         cells = [summary[kind].get(name, {}).get(domain) for kind, domain in columns]
@@ -96,11 +100,12 @@ def _harm(found: Mapping[str, Any]) -> str:
                 *(kind, str(len(every)), signed(values[:, 0].mean()), f"{estimate(worst)} {name} {condition}"),
                 *(f"{below[0]} ({below[1]})", signed(values[:, 3].mean()), signed(values[:, 3].min())),
                 *(str(int((values[:, 3] < -1).sum())), signed(values[:, 4].mean()), signed(values[:, 4].min())),
-                str(int((values[:, 4] < -1).sum())),
+                *(str(int((values[:, 4] < -1).sum())), signed(values[:, 5].mean()), signed(values[:, 5].min())),
             ]
         )
     head = ["stream", "n", "mean", "worst", "below −1 (interval too)", "mean, R = 0.9", "worst, R = 0.9"]
-    return table([*head, "below −1, R = 0.9", "running mean: mean", "worst", "below −1"], rows)
+    others = ["running mean: mean", "worst", "below −1", "bold: mean", "worst"]
+    return table([*head, "below −1, R = 0.9", *others], rows)
 
 
 def _worst(cells: Mapping[str, Any]) -> str:
@@ -108,8 +113,8 @@ def _worst(cells: Mapping[str, Any]) -> str:
     for kind in dict.fromkeys(k for s in cells.values() for kinds in s.values() for k in kinds):
         for name, condition, row in _every(cells, kind):
             if row[0] < -1:
-                rows.append([kind, f"{name} {condition}", estimate(row), signed(row[3]), signed(row[4])])
-    return table(["stream", "", "gain", "over zero-shot at R = 0.9", "running mean"], rows)
+                rows.append([kind, f"{name} {condition}", estimate(row), *map(signed, row[3:])])
+    return table(["stream", "", "gain", "over zero-shot at R = 0.9", "running mean", "bold"], rows)
 
 
 def _change(changes: Sequence[Mapping[str, Any]]) -> str:
@@ -135,6 +140,10 @@ def _strength(strength: Mapping[str, Any]) -> str:
         for domain, row in domains.items()
     ]
     return table(["stream", "", "1", "3", "10", "30", "100", "300", "1,000", "w = 0"], rows)
+
+
+def _shape(shapes: Mapping[str, Sequence[float]]) -> str:
+    return table(["stream", "10 %", "half", "90 %"], [[k, *(signed(x) for x in row)] for k, row in shapes.items()])
 
 
 def _scale(scale: Mapping[str, Any]) -> str:

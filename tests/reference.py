@@ -325,45 +325,55 @@ def token_classifier(tokens: Array, slots: list[list[Entry]], config: Adaptation
 class Centre:
     """What all images of a stream have in common, taken off their logits, as docs/labelfree.md has it.
 
-    Kept are the images themselves, each with its weight, so that every sum is made anew.
+    Kept are the images themselves, each with what is left of it, so that every sum is made anew.
     """
 
-    def __init__(self, text: Array) -> None:
-        self.text = text
-        self.images: list[tuple[float, float, Array]] = []  # what is left of an image, its weight, its logits
-        self.answers: list[tuple[float, int]] = []  # what is left of an answer, its class
-        self.mean, self.w, self.turns = np.zeros(len(text)), 0.0, 0.0
+    def __init__(self, text: Array, bold: bool) -> None:
+        self.text, self.bold = text, bold
+        self.images: list[tuple[float, Array]] = []  # what is left of an image, its logits
+        self.answers: list[tuple[float, int]] = []  # the same, its class
+        self.edges: list[tuple[float, float, float]] = []  # the same, largest and smallest logit without the mean
+        self.w, self.turns = 0.0, 0.0
         self.last: Array | None = None
 
-    def without(self, z: Array) -> Array:
-        """(z − w·m)_c / |t_c − w·t̄|"""
-        rest = [float(np.linalg.norm(t - self.w * self.text.mean(axis=0))) for t in self.text]
-        return np.array([(z[c] - self.w * self.mean[c]) / max(rest[c], 1e-6) for c in range(len(z))])
+    def mean(self) -> Array:
+        """m, over what is left."""
+        return np.asarray(np.sum([left * z for left, z in self.images], axis=0) / sum(left for left, _ in self.images))
+
+    def classes(self) -> float:
+        """K, of the answers to the images before."""
+        counts = [sum(left for left, c in self.answers if c == k) for k in range(len(self.text))]
+        return math.exp(-sum(n / sum(counts) * math.log(n / sum(counts)) for n in counts if n > 0))
+
+    def few(self) -> float:
+        """Whether classes may be few: 0 where the rest is high rather than low, 1 where it is as high as low."""
+        span = sum(left * (high - low) for left, high, low in self.edges)
+        lopsided = sum(left * (high + low) for left, high, low in self.edges) / span if span > 0 else 0.0
+        return 0.0 if lopsided > 0.25 else 1.0 if lopsided < 0.15 else (0.25 - lopsided) / 0.1
 
     def observe(self, logits: Array) -> Array:
-        """Logits of the next image, without the centre."""
+        """Logits of the next image, without the centre: (z − w·m)_c / |t_c − w·t̄|."""
         z, p, C = logits - logits.mean(), softmax(logits), len(logits)
-        counts = [sum(left for left, c in self.answers if c == k) for k in range(C)]
-        shares = [n / max(sum(counts), 1.0) for n in counts]
-        K = math.exp(-sum(q * math.log(q) for q in shares if q > 0))
-        likely = int(self.without(z).argmax())
-        self.images.append((1.0, math.sqrt((sum(counts) / K + 3) / (counts[likely] + 3)), z))
+        K = self.classes() if self.images else 1.0
         if self.last is not None:
             self.turns += float(((p - self.last) ** 2).sum())
+            rest = z - self.mean()
+            self.edges.append((1.0, float(rest.max()), float(rest.min())))
         self.last = p
-        left = sum(share for share, _, _ in self.images)
-        weight = sum(share * a for share, a, _ in self.images)
-        self.mean = np.sum([share * a * x for share, a, x in self.images], axis=0) / weight
-        power = sum(share * float((x**2).mean()) for share, _, x in self.images) / left
-        chance = 1 / (1 + self.turns) + (1 / K - 1 / C) / 2
-        self.w = max(0.0, 1 - power / max(float((self.mean**2).mean()), 1e-12) * chance)
-        answer = self.without(z)
-        self.answers.append((1.0, int(answer.argmax())))
+        self.images.append((1.0, z))
+        mean, left = self.mean(), sum(share for share, _ in self.images)
+        power = sum(share * float((x**2).mean()) for share, x in self.images) / left
+        few = self.few()
+        chance = 1 / (1 + self.turns) + (0.25 if self.bold else 1.0) * (1 + few) * (1 / K - 1 / C)
+        self.w = max(0.0, 1 - power / max(float((mean**2).mean()), 1e-12) * chance)
+        self.answers.append((1.0, int((z - (1 - few) * self.w * mean).argmax())))
         keep = 150 / self.turns if self.turns > 150 else 1.0
         self.turns *= keep
-        self.images = [(keep * share, a, x) for share, a, x in self.images]
+        self.images = [(keep * share, x) for share, x in self.images]
         self.answers = [(keep * share, c) for share, c in self.answers]
-        return answer
+        self.edges = [(keep * share, high, low) for share, high, low in self.edges]
+        lengths = [max(float(np.linalg.norm(t - self.w * self.text.mean(axis=0))), 1e-6) for t in self.text]
+        return np.array([(z[c] - self.w * mean[c]) / lengths[c] for c in range(C)])
 
 
 @dataclass
@@ -395,7 +405,7 @@ class Reference:
         self.tower, self.condensation, self.adaptation = Tower(vit), condensation, adaptation
         self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
         self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
-        self.centre = Centre(self.text)
+        self.centre = Centre(self.text, adaptation.centre == "bold")
         self.seen = 0
 
     def nearest(self, i: int, summary: list[Array]) -> int | None:
@@ -441,7 +451,7 @@ class Reference:
         """One image of the stream: encode, then correct and remember, in the order the adaptation asks for."""
         config, encoding = self.adaptation, self.encode(pixels)
         z = self.logit_scale * (self.text @ encoding.feature)
-        believed = self.centre.observe(z) if config.centre else z
+        believed = z if config.centre == "off" else self.centre.observe(z)
         p, c = softmax(believed), int(believed.argmax())
         terms = [-q * math.log(q) if q > 0 else 0.0 for q in p]
         key = float(sum(terms) if config.key == "entropy" else terms[c])

@@ -28,6 +28,7 @@ Over = Literal["mean", "sum"]
 Domain = Literal["logits", "probabilities"]
 LayerWeights = Literal["linspace", "index"]
 Order = Literal["predict_first", "update_first"]
+Centring = Literal["off", "careful", "bold"]
 
 _COUNTS: dict[Rule, tuple[Counts, ...]] = {
     "coreset": ("table", "rate", "exact", "keep"),
@@ -152,8 +153,9 @@ class Adaptation:
     """Let the sample into the reservoir and then correct its answer, or the other way round."""
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
-    centre: bool = False
-    """Take off the logits what all images of the stream have in common, before anything else is done with them."""
+    centre: Centring = "off"
+    """Take off the logits what all images of the stream have in common, before anything else is done with them.
+    `careful` leaves them alone where the stream may be one of few classes; `bold` is for streams known to show many."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -171,7 +173,7 @@ class Preset(NamedTuple):
     tuned_on: str | None = None
 
 
-_FIXED = Preset(Condensation(), Adaptation())
+_LABELFREE = Preset(Condensation(), Adaptation(centre="careful"))
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -209,9 +211,10 @@ def _tuned(name: str) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "default": _FIXED,
-    "fixed": _FIXED,
-    "labelfree": Preset(Condensation(), Adaptation(centre=True)),
+    "default": _LABELFREE,
+    "labelfree": _LABELFREE,
+    "bold": Preset(Condensation(), Adaptation(centre="bold")),
+    "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,
     **{f"released/{name}": _tuned(name) for name in _RELEASED_TUNED},

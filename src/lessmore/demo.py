@@ -36,7 +36,7 @@ SEEDS = 2**40 - len(SHIFTS)
 """Seeds from here on were used in training."""
 CLASSES, CLASS_SEED = 48, 1
 IMAGES = 600
-PRESET = "labelfree"
+PRESET = "default"
 
 GALLERY = {"fixed": 1, "broken": 1, "right": 1}
 """How many images of each kind the page shows, per shift."""

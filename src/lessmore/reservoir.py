@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.centre import Centre, observe
+from lessmore.centre import DOUBT, Centre, observe
 from lessmore.config import Adaptation, Key, Ready, Strategy
 from lessmore.scoring import Anchors
 
@@ -37,7 +37,7 @@ class Reservoir(NamedTuple):
     centre: Tensor
     """What `centre.Centre` remembers of each class, [3, C]: its total, counts and last; zeros where it is not used."""
     course: Tensor
-    """Its course, [5]."""
+    """Its course, [6]."""
 
 
 class Delta(NamedTuple):
@@ -58,7 +58,7 @@ class Delta(NamedTuple):
     centre: Tensor
     """The stream's centre after the sample, [3, C]."""
     course: Tensor
-    """[5]"""
+    """[6]"""
 
 
 def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
@@ -73,7 +73,7 @@ def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: to
         step=torch.zeros((), dtype=torch.int64, device=device),
         means=torch.zeros(C, L, D, dtype=dtype, device=device),
         centre=torch.zeros(3, C, dtype=wide, device=device),
-        course=torch.zeros(5, dtype=wide, device=device),
+        course=torch.zeros(6, dtype=wide, device=device),
     )
 
 
@@ -113,10 +113,10 @@ def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tenso
 def centred(state: Reservoir, logits: Tensor, lean: Tensor, config: Adaptation) -> tuple[Tensor, Tensor, Tensor]:
     """Zero-shot logits [C] → the same without the stream's centre, where that is asked for, and the next `centre` and
     `course`. lean: of the class texts, [C], see `centre.lean`."""
-    if not config.centre:
+    if config.centre == "off":
         return logits, state.centre, state.course
     total, counts, last = state.centre.unbind(0)
-    answer, after = observe(Centre(total, counts, last, state.course), logits, lean)
+    answer, after = observe(Centre(total, counts, last, state.course), logits, lean, DOUBT[config.centre])
     return answer, torch.stack(after[:3]), after.course
 
 

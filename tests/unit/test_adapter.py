@@ -46,7 +46,7 @@ def same(a: Prediction, b: Prediction) -> bool:
 
 
 @pytest.mark.parametrize("method", ["zeroshot", "tca", "tda", "mta", "zero"])
-@pytest.mark.parametrize("preset", ["default", "labelfree", "paper", "released"])
+@pytest.mark.parametrize("preset", ["default", "fixed", "bold", "paper", "released"])
 def test_predictions_are_distributions_with_a_label(vlm: VLM, method: str, preset: str) -> None:
     adapter = make(vlm, method=method, preset=preset)
     for image in images(8):
@@ -81,7 +81,7 @@ def test_trace_on_request(vlm: VLM) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("preset", ["default", "labelfree", "paper", "released"])
+@pytest.mark.parametrize("preset", ["default", "fixed", "bold", "paper", "released"])
 def test_save_and_restore_continue_bit_for_bit(dtype: torch.dtype, preset: str, tmp_path: Path) -> None:
     vlm = make_vlm(dtype=dtype)
     straight, first, second = (make(vlm, preset=preset) for _ in range(3))
@@ -115,8 +115,8 @@ def test_a_state_of_another_model_class_list_or_setting_is_refused_with_the_reas
             other.restore(file)
     with pytest.raises(StateError, match="does not exist"):
         adapter.restore(tmp_path / "nothing")
-    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/2", b"lessmore.state/1"))
-    with pytest.raises(StateError, match="has schema 'lessmore.state/1', this version reads 'lessmore.state/2'"):
+    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/3", b"lessmore.state/2"))
+    with pytest.raises(StateError, match="has schema 'lessmore.state/2', this version reads 'lessmore.state/3'"):
         adapter.restore(tmp_path / "older")
     (tmp_path / "torn").write_bytes(file.read_bytes()[:100])
     with pytest.raises(StateError, match="not a readable state file"):
@@ -132,7 +132,7 @@ def test_the_file_is_plain_tensors_and_facts(vlm: VLM, tmp_path: Path) -> None:
     adapter.save(tmp_path / "s")
     with safe_open(tmp_path / "s", framework="pt") as file:
         assert set(file.keys()) == {"anchors", "features", "keys", "ids", "counts", "step", "centre", "course"}
-        assert file.metadata()["schema"] == "lessmore.state/2"
+        assert file.metadata()["schema"] == "lessmore.state/3"
     assert [f.name for f in tmp_path.iterdir()] == ["s"]  # nothing temporary stays
 
 

@@ -130,7 +130,7 @@ def test_options_vary_all_that_paper_and_code_do_differently() -> None:
             if len(values) > 1 and field.name not in tuned:
                 assert field.name in varied, field.name
     presets = {row.run.get("preset") for row in TABLES["options"].rows}
-    assert {"fixed", "labelfree", "paper", "released", f"released/{OWN}"} <= presets
+    assert {"fixed", "paper", "released", f"released/{OWN}"} <= presets
 
 
 def test_unknown_names_answer_with_near_ones() -> None:

@@ -26,9 +26,10 @@ EXAMPLES = """examples:
 Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
 """
 _PRESETS = {
-    "default": "what you get without asking: at present fixed",
-    "fixed": "ours, one setting for all data",
-    "labelfree": "fixed with the stream's centre taken off the logits; not for streams of few classes",
+    "default": "what you get without asking: labelfree",
+    "labelfree": "fixed, with the stream's centre taken off the logits where that is safe",
+    "bold": "the same for streams known to show many of their classes",
+    "fixed": "one setting for all data, no centre",
     "paper": "the paper's text, taken literally",
     "released": "the authors' code",
 }

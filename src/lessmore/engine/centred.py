@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lessmore import reservoir
+from lessmore.centre import DOUBT
 from lessmore.config import Adaptation
 from lessmore.methods.registry import Setup
 from lessmore.reservoir import Reservoir
@@ -25,7 +26,7 @@ class Centred(NamedTuple):
     centre: Tensor
     """The stream's centre after the last image, [3, C]."""
     course: Tensor
-    """[5]"""
+    """[6]"""
 
 
 def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> Centred:
@@ -34,14 +35,14 @@ def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> 
     In a kernel on CUDA, else by plain functions. The state stays as it is, and so do rows that are not real.
     """
     config = setup.preset.adaptation
-    if not config.centre:
+    if config.centre == "off":
         return Centred(logits, state.centre, state.course)
     if not logits.is_cuda or logits.shape[1] > LARGEST or importlib.util.find_spec("triton") is None:
         return observe_all(state, logits, images, setup.lean, config)
     from lessmore.engine.kernels import centre as kernel
 
     after = Centred(torch.empty_like(logits), torch.empty_like(state.centre), torch.empty_like(state.course))
-    kernel.scan(logits, setup.lean.to(logits), images, (state.centre, state.course), *after)
+    kernel.scan(logits, setup.lean.to(logits), images, (state.centre, state.course), *after, DOUBT[config.centre])
     return after
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lessmore.centre import DOUBT
 from lessmore.engine import tower
 from lessmore.engine.batch import copied
 from lessmore.engine.capture import capture
@@ -116,10 +117,10 @@ class Fused:
         """Take the centre off the logits where that is asked for, then settle with the reservoir."""
         state, config = method.reservoir, method.setup.preset.adaptation
         tokens, believed = self.tower.tokens, self.logits
-        if config.centre:
-            place = state.centre, state.course
-            believed = scan(self.logits, self.lean, self.one, place, self.believed, *place)
-        affinities(tokens, method.weights, state, self.sample.affinity)
+        if config.centre != "off":
+            place, doubt = (state.centre, state.course), DOUBT[config.centre]
+            believed = scan(self.logits, self.lean, self.one, place, self.believed, *place, doubt)
+        affinities(tokens, method.weights, state.anchors, self.sample.affinity)
         settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample)
 
     def outcome(self) -> Outcome:
@@ -133,6 +134,6 @@ class Fused:
 
 def _fused(method: TCA | ZeroShot) -> Fused | None:
     setup = method.setup
-    if isinstance(method, TCA) and setup.preset.adaptation.centre and len(setup.text) > LARGEST:
+    if isinstance(method, TCA) and setup.preset.adaptation.centre != "off" and len(setup.text) > LARGEST:
         return None
     return None if tower.unsupported(setup.vision, setup.preset.condensation) else Fused(method)
