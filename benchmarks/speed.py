@@ -5,7 +5,7 @@
 
 Shapes known by name get random weights; speed does not depend on their values. Contenders take turns, medians are
 reported, and a ratio is taken round by round. Peers are timed where they can be imported; `--released` names a checkout
-of the paper's code and `--tome` one of ToMe's.
+of the paper's code and `--tome` one of ToMe's. Rows that `--output` holds already stay unless they are measured again.
 """
 
 from __future__ import annotations
@@ -76,6 +76,16 @@ def filled(method: Method, vit: ViT, steps: int = 20) -> Method:
     """A method that has seen some images, so that its memory is not empty."""
     for i in range(steps):
         method.predict(torch.randn_like(pixels(vit)) * (1 + i / 10))
+    return method
+
+
+def full(method: Method) -> Method:
+    """A method whose reservoir has random entries in all its slots."""
+    state = method.state()
+    C, M = state["ids"].shape
+    ids, counts = torch.arange(C * M).view(C, M), torch.full((C,), M)
+    entries = {name: torch.randn_like(state[name]) for name in ("anchors", "features")}
+    method.restore({**state, **entries, "ids": ids.to(state["ids"]), "counts": counts.to(state["counts"])})
     return method
 
 
@@ -150,6 +160,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
     cases = [(10, 3), (102, 1), (102, 3), (102, 8), (1000, 1), (1000, 3), (1000, 8)]
     runs = {}
     for C, M in cases:
+        torch.cuda.empty_cache()  # blocks that lie around may be larger than what is asked for
         before = torch.cuda.memory_allocated()
         method = contender(vit, "eager", C, "tca", "tca", "fixed", 0.9, M=M)
         shape = vit.shape.blocks
@@ -162,12 +173,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
             "formula": predicted,
         }
         del method
-        full = contender(vit, "graph", C, "tca", "tca", "fixed", 0.9, M=M)
-        state = full.state()
-        state["ids"] = torch.arange(C * M, device=args.device).view(C, M)
-        state["counts"] = torch.full_like(state["counts"], M)
-        full.restore({**state, "anchors": torch.randn_like(state["anchors"])})
-        runs[C, M] = full
+        runs[C, M] = full(contender(vit, "graph", C, "tca", "tca", "fixed", 0.9, M=M))
     times = measure({str(case): _replay(run) for case, run in runs.items()}, args.images, args.device)
     for case in cases:
         yield {"section": "scaling", "C": case[0], "M": case[1], "ms": median_ms(times[str(case)])}
@@ -217,20 +223,30 @@ def others(args: argparse.Namespace) -> Iterator[Row]:
             yield {"section": "peer", "what": name, "missing": str(error).splitlines()[0][:120]}
     for name, seconds in measure(runs, args.images, args.device).items():
         yield {"section": "peer", "what": name, "ms": median_ms(seconds)}
-    if args.released:
-        for C in args.classes:
-            yield _released(args.released, C)
 
 
-def _released(checkout: str, C: int) -> Row:
-    row: Row = {"section": "peer", "what": f"released TCA code, C = {C}"}
-    try:
-        return row | {"ms": peers.released(checkout, C)}
-    except Exception as error:  # as above
-        return row | {"missing": f"{type(error).__name__}: {error}"[:200]}
+def released(args: argparse.Namespace) -> Iterator[Row]:
+    """The paper's code and ours, also in its configuration, with full reservoirs."""
+    vit = tower(args.model, args.device, args.dtype)
+    for C in args.classes if args.released else []:
+        row: Row = {"section": "peer", "what": f"released TCA code, C = {C}"}
+        try:
+            yield row | _beside(vit, C, peers.released(args.released, C), args)
+        except Exception as error:  # as above
+            yield row | {"missing": f"{type(error).__name__}: {error}"[:200]}
 
 
-SECTIONS = {"step": step, "graph": graphs, "scaling": scaling, "batch": batches, "peer": others}
+def _beside(vit: ViT, C: int, theirs: float, args: argparse.Namespace) -> Row:
+    """Their milliseconds as a multiple of ours."""
+    image = pixels(vit)
+    methods = {name: full(contender(vit, "graph", C, "tca", "tca", name, 0.9)) for name in ("fixed", "released")}
+    times = measure({name: (lambda m=m: m.predict(image)) for name, m in methods.items()}, args.images, args.device)
+    ours = {name: median_ms(seconds) for name, seconds in times.items()}
+    ratios = {f"times ours, {name}": round(theirs / ms, 1) for name, ms in ours.items()}
+    return {"ms": theirs} | {f"ours, {name}, ms": ms for name, ms in ours.items()} | ratios
+
+
+SECTIONS = {"step": step, "graph": graphs, "scaling": scaling, "batch": batches, "peer": others, "released": released}
 
 
 def plot(rows: list[Row], path: str) -> None:
@@ -249,6 +265,15 @@ def plot(rows: list[Row], path: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def renew(rows: list[Row], row: Row) -> None:
+    """Put a row in the place of an earlier one of the same thing, or at the end."""
+    for i, old in enumerate(rows):
+        if all(old.get(name) == row.get(name) for name in ("section", "engine", "model", "B", "C", "M", "what")):
+            rows[i] = row
+            return
+    rows.append(row)
 
 
 def written(value: Any) -> str:
@@ -278,10 +303,11 @@ def main() -> None:
     args = parser.parse_args()
     args.dtype = getattr(torch, args.dtype or ("float16" if args.device == "cuda" else "float32"))
     everything = list(SECTIONS) if args.device == "cuda" else ["step", "peer"]
-    rows: list[Row] = json.loads(Path(args.rows).read_text()) if args.rows else []
+    known = args.rows or args.output
+    rows: list[Row] = json.loads(Path(known).read_text()) if known and Path(known).exists() else []
     for section in [] if args.rows else args.sections or everything:
         for row in SECTIONS[section](args):
-            rows.append(row)
+            renew(rows, row)
             print("  ".join(f"{key} {written(value)}" for key, value in row.items()), flush=True)
             if args.output:
                 write_json(Path(args.output), rows)

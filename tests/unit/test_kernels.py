@@ -21,7 +21,8 @@ from lessmore.engine.centred import Centred, observe_all
 from lessmore.engine.graph import Fused
 from lessmore.engine.kernels.attention import attention
 from lessmore.engine.kernels.centre import scan
-from lessmore.engine.kernels.condense import condense
+from lessmore.engine.kernels.condense import MANY, condense
+from lessmore.engine.kernels.guide import look_up
 from lessmore.engine.kernels.linear import linear, pack, parts
 from lessmore.engine.kernels.memory import Search, affinities, nearest
 from lessmore.engine.kernels.rows import activation, add_norm, embed, logits, unfold
@@ -29,7 +30,16 @@ from lessmore.engine.kernels.walk import walk
 from lessmore.engine.moments import decide_on_host, figures, store_
 from lessmore.methods import Setup, make
 from lessmore.reservoir import empty, ready_anchors
-from lessmore.scoring import Anchors, attention_rows, head_mean, nearest_anchor, rank_sum, token_order
+from lessmore.scoring import (
+    Anchors,
+    Candidates,
+    anchor_cosines,
+    attention_rows,
+    head_mean,
+    nearest_anchor,
+    rank_sum,
+    token_order,
+)
 from lessmore.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,8 +119,9 @@ def test_attention_scores_and_ranks(
         Condensation(R=0.7, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"),
     ],
 )
-def test_condense(config: Condensation, random: torch.Generator) -> None:
-    B, H, n, D = 2, 3, 30, 40
+@pytest.mark.parametrize(("B", "added"), [(2, False), (2, True), (MANY, True)])
+def test_condense(config: Condensation, B: int, added: bool, random: torch.Generator) -> None:
+    H, n, D = 3, 30, 40
     x, rows = normal(random, B, 1 + n, D), normal(random, B, H, n).softmax(dim=-1)
     rows[:, :, 5] = rows[:, :, 9]  # ties
     plan = stage(n, config)
@@ -119,7 +130,11 @@ def test_condense(config: Condensation, random: torch.Generator) -> None:
     sums = torch.full((2, B * (1 + plan.out), 1), torch.nan, device=DEVICE)
     order = torch.full((B, n), -1, dtype=torch.int32, device=DEVICE)
     target, ticket = torch.full((B, n), -9, device=DEVICE), torch.zeros(B, dtype=torch.int32, device=DEVICE)
-    condense(x, y, sums, rows, ranks if config.score == "rank" else None, order, target, ticket, plan, config)
+    ranked = ranks if config.score == "rank" else None
+    # Added on the way, as a part of something larger.
+    delta = normal(random, B, 2 + n, D)[:, 1:] if added else None
+    condense(x, y, sums, rows, ranked, order, target, ticket, plan, config, delta)
+    x = x if delta is None else x + delta
     expected = plain_condense(x[:, 1:], token_order(rows, config.score), head_mean(rows), plan, config)
     assert torch.equal(target, expected.target)
     close(y, torch.cat([x[:, :1], expected.tokens], dim=1))
@@ -143,6 +158,11 @@ def test_small_kernels(random: torch.Generator) -> None:
     total, normed = add_norm(x, delta, block.norm1)  # type: ignore[union-attr, arg-type]
     close(total, x + delta)
     close(normed, block.norm1(x + delta))  # type: ignore[union-attr, operator]
+    images, lead = x[:6].view(2, 3, 32), normal(random, 2, 1, 32)
+    for added in (delta[:6].view(2, 3, 32), None):
+        total, normed = add_norm(images, added, block.norm1, lead)  # type: ignore[union-attr, arg-type]
+        close(total, images if added is None else images + added)
+        close(normed, block.norm1(torch.cat([lead, total], dim=1)))  # type: ignore[union-attr, operator]
     close(activation(x.clone(), "quick_gelu"), ACTIVATIONS["quick_gelu"](x))
     pooled, text = normal(random, 1, 16), F.normalize(normal(random, 11, 16), dim=-1)
     feature, found = torch.zeros(1, 16, device=DEVICE), torch.zeros(1, 11, device=DEVICE)
@@ -170,8 +190,31 @@ def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None
             close(x[:, 0], expected.token[:, 0])
             close(sums[:, 0].sum(dim=-1), torch.stack([x[0, 0].sum(), (x[0, 0] ** 2).sum()]))
     tokens, weights = normal(random, L, 2 * D)[:, :D], layer_weights(L, 0.5, "linspace", state.keys)
-    found = affinities(tokens, weights, state, torch.full((C, M), torch.nan, device=DEVICE))
+    found = affinities(tokens, weights, state.anchors, torch.full((C, M), torch.nan, device=DEVICE))
     close(found, plain_affinities(tokens, state.anchors, weights))
+    several, stored = normal(random, 2, L, D), normal(random, 2, C, M, L, D)
+    stored[1, 3, 1] = 0  # no entry
+    found = affinities(several, weights, stored, torch.full((2, C, M), torch.nan, device=DEVICE))
+    close(found, torch.stack([plain_affinities(*pair, weights) for pair in zip(several, stored, strict=True)]))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_looking_up(own: bool, random: torch.Generator) -> None:
+    """With candidates for all, and with some of one's own; images without any, with one, and with two alike."""
+    B, C, A, D = 5, 11, 20, 24
+    summary, means = normal(random, B, 3, D)[:, 1], normal(random, A, 2, D)[:, 1]
+    ready, rows = torch.rand(B, C, generator=random).to(DEVICE) < 0.7, torch.randint(A, (B, C), generator=random)
+    ready[0], ready[1], rows[2] = False, torch.arange(C, device=DEVICE) == 9, 7
+    anchors = Candidates(means, ready, rows.to(DEVICE)) if own else Candidates(means[:C], ready[3])
+    label, token, lead = look_up(summary, anchors)
+    expected = nearest_anchor(summary, anchors)
+    found = label >= 0
+    assert torch.equal(label, expected.label) and (int(found.sum()) == B - own)
+    assert torch.equal(token[found], expected.token[found, 0])
+    top = anchor_cosines(summary, anchors)[found].topk(2, dim=1).values
+    close(lead[found], top[:, 0] - top[:, 1])
+    summary[3] = torch.nan
+    assert int(look_up(summary, anchors)[0][3]) == -1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +222,7 @@ def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None
     [
         ("labelfree", {}),
         ("paper", {"strategy": "similarity"}),
-        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": True}),
+        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": "bold"}),
         ("labelfree", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
     ],
 )
@@ -192,7 +235,7 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     # Both have seen something already: a stream begins without a centre.
     past = 20 * F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1) @ text.T
     start, forty = empty(3, 1, 1, 1, 1, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
-    _, rows, course = observe_all(start, past, forty, setup.lean, preset("labelfree").adaptation)
+    _, rows, course = observe_all(start, past, forty, setup.lean, preset("bold").adaptation)
     for method in (plain, ours):
         method.restore({**method.state(), "centre": rows, "course": course})
     fused = Fused(ours)  # type: ignore[arg-type]
@@ -214,8 +257,8 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
         assert bool(found.stored) == bool(expected.stored)
     for key, value in plain.state().items():
         close(ours.state()[key], value, 1e-4)
-    assert plain.state()["course"][4] > 0.1
-    assert setup.preset.adaptation.centre or torch.equal(ours.state()["centre"], rows)
+    assert plain.state()["course"][5] > 0.1
+    assert setup.preset.adaptation.centre != "off" or torch.equal(ours.state()["centre"], rows)
 
 
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
@@ -261,9 +304,11 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("C", "P"), [(1, 4), (2, 1), (5, 24), (40, 24)])
-def test_a_centre(C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
+@pytest.mark.parametrize("name", ["labelfree", "bold"])
+def test_a_centre(name: str, C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
     """Chunk after chunk, one of them filled up, some with an image that is not finite; the last in place."""
-    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset("labelfree").adaptation
+    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset(name).adaptation
+    doubt = centre.DOUBT[config.centre]
     text = F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
     shift, lean, tolerance = normal(random, 8).to(dtype), centre.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
     for images, bad in ((P, 0.0), (max(P - 3, 1), 0.0), (P, torch.nan), (P, torch.inf), (P, 0.0)):
@@ -272,14 +317,14 @@ def test_a_centre(C: int, P: int, dtype: torch.dtype, random: torch.Generator) -
         count = torch.tensor(images, device=DEVICE)
         expected = observe_all(state, logits, count, lean, config)
         found = Centred(*(torch.full_like(t, 7) for t in expected))
-        scan(logits, lean, count, (state.centre, state.course), *found)
+        scan(logits, lean, count, (state.centre, state.course), *found, doubt)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert torch.equal(found.logits[images:], logits[images:])
         before, state = state, state._replace(centre=expected.centre, course=expected.course)
-    scan(logits, lean, count, (before.centre, before.course), found.logits, before.centre, before.course)
+    scan(logits, lean, count, (before.centre, before.course), found.logits, before.centre, before.course, doubt)
     assert torch.equal(before.centre, found.centre) and torch.equal(before.course, found.course)
-    assert P < 24 or state.course[4] > 0.1  # something was taken off
+    assert P < 24 or state.course[5] > 0.1  # something was taken off
 
 
 def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
@@ -287,7 +332,7 @@ def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
     state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
     count, config = torch.ones((), device="meta"), preset("labelfree").adaptation
     found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
-    assert [t.shape for t in found] == [(3, 5), (3, 5), (5,)]
+    assert [t.shape for t in found] == [(3, 5), (3, 5), (6,)]
 
 
 def test_more_classes_than_a_program_holds_are_left_to_plain_functions(

@@ -17,7 +17,7 @@ from tests.random_towers import CLASS, make_images, make_text, make_vit
 
 @pytest.fixture(scope="module")
 def setup() -> Setup:
-    return Setup(make_vit(CLASS), make_text(3), 6.0, preset("paper", layers=(1, 2, 3), M=2, centre=True))
+    return Setup(make_vit(CLASS), make_text(3), 6.0, preset("paper", layers=(1, 2, 3), M=2, centre="bold"))
 
 
 def test_streams_do_not_see_each_other(setup: Setup) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import overload
 
+import torch
 from torch import Tensor
 
 from lessmore.condense.source import Step
@@ -30,15 +31,17 @@ def take(begun: Begun, rows: Tensor) -> Begun:
     return Begun(begun.x[rows], [token[rows] for token in begun.summaries])
 
 
-def put_(whole: Encoded, rows: Tensor, part: Encoded) -> None:
-    """Overwrite rows [k] of a batch by the first k images of another."""
-    pairs = [(whole.feature, part.feature), (whole.tokens, part.tokens)]
-    for ours, theirs in zip(whole.steps, part.steps, strict=True):
-        pairs.append((ours.target, theirs.target))
-        if ours.anchor is not None and theirs.anchor is not None:
-            pairs.append((ours.anchor, theirs.anchor))
-    for old, new in pairs:
-        old[rows] = new[: len(rows)]
+def put_(whole: Sequence[Tensor], source: Tensor, part: Sequence[Tensor]) -> None:
+    """Overwrite rows of tensors by rows of others; source: which one for each, −1 where it stays, [P] int64."""
+    new, rows = source >= 0, source.clamp_min(0)
+    for old, other in zip(whole, part, strict=True):
+        torch.where(new.view(-1, *[1] * (old.ndim - 1)), other[rows], old, out=old)
+
+
+def tensors(encoded: Encoded) -> list[Tensor]:
+    """All of a batch's."""
+    steps = [t for step in encoded.steps for t in (step.target, step.anchor) if t is not None]
+    return [encoded.feature, encoded.tokens, *steps]
 
 
 def logits_of(encoded: Encoded, setup: Setup) -> Tensor:

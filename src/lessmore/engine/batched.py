@@ -15,10 +15,11 @@ from lessmore.condense.schedule import Stage, schedule
 from lessmore.condense.source import Step
 from lessmore.config import Condensation
 from lessmore.encoder import Begun, Encoded
-from lessmore.engine.kernels.attention import attention, scores
+from lessmore.engine.forecast import nearest
+from lessmore.engine.kernels.attention import attention, faster, scores
 from lessmore.engine.kernels.condense import condense
 from lessmore.engine.kernels.rows import activation, add_norm, embed, unfold
-from lessmore.scoring import Anchor, Guide, nearest_anchor
+from lessmore.scoring import Anchor, Guide
 from lessmore.vit import Block, ViT
 
 
@@ -41,7 +42,7 @@ class Batched:
     """A `ViT` with a class token and a way to condense."""
 
     def __init__(self, vit: ViT, config: Condensation) -> None:
-        self.vit, self.config = vit, config
+        self.vit, self.config, self.ranked = vit, config, config.score == "rank"
         self.plan = schedule(vit.shape.patches, len(vit.blocks), config)
         self.blocks = [block for block in vit.blocks if isinstance(block, Block)]
 
@@ -67,8 +68,8 @@ class Batched:
                 flow, target = self._condensing(self.blocks[i], flow, stage)
                 steps.append(Step(i, stage, target, None))
             else:
-                anchor = nearest_anchor(summaries[-1], guide.at(i - 1, summaries[-1]))
-                flow, target = self._guided(self.blocks[i], flow.whole(), anchor, stage)
+                anchor = nearest(summaries[-1], guide.at(i - 1, summaries[-1]))
+                flow, target = self._guided(self.blocks[i], flow, anchor, stage)
                 steps.append(Step(i, stage, target, anchor.label))
             summaries.append(flow.summary())
         feature = self.vit.pool(flow.summary().unsqueeze(1))
@@ -82,20 +83,24 @@ class Batched:
         sums = torch.empty(2, B * shape.tokens, 1, device=pixels.device)
         return embed(embedded, vit.class_embed, vit.positions, vit.norm_pre, pixels.new_empty(B, shape.tokens, D), sums)
 
+    def _scaled(self, x: Tensor, delta: Tensor, scale: Tensor | None) -> Flow:
+        return Flow(x, delta if scale is None else delta * scale)
+
     def _attend(self, block: Block, flow: Flow) -> tuple[Flow, Tensor]:
         """The attention half, and the packed q, k, v [B, N, 3·D] it used."""
         x, normed = add_norm(*flow, block.norm1)
-        qkv = block.attn.qkv(normed)
-        B, N, _ = x.shape
-        q, k, v = qkv.view(B, N, 3, block.attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        attended = block.attn.combine(F.scaled_dot_product_attention(q, k, v))
-        return Flow(x, attended if block.scale1 is None else attended * block.scale1), qkv
+        qkv, heads = block.attn.qkv(normed), block.attn.heads
+        if faster(qkv, heads):
+            attended = block.attn.out(attention(qkv, torch.empty_like(normed), heads))
+        else:
+            q, k, v = qkv.view(*x.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            attended = block.attn.combine(F.scaled_dot_product_attention(q, k, v))
+        return self._scaled(x, attended, block.scale1), qkv
 
     def _mlp(self, block: Block, flow: Flow) -> Flow:
         x, normed = add_norm(*flow, block.norm2)
         hidden = activation(block.mlp.up(normed), self.vit.shape.blocks.activation)
-        y = block.mlp.down(hidden)
-        return Flow(x, y if block.scale2 is None else y * block.scale2)
+        return self._scaled(x, block.mlp.down(hidden), block.scale2)
 
     def _block(self, block: Block, flow: Flow) -> Flow:
         return self._mlp(block, self._attend(block, flow)[0])
@@ -103,28 +108,27 @@ class Batched:
     def _condensing(self, block: Block, flow: Flow, stage: Stage) -> tuple[Flow, Tensor]:
         """A block that condenses by its class token's row: the stream behind it, and who went where [B, n]."""
         flow, qkv = self._attend(block, flow)
-        return self._condensed(block, flow.whole(), *scores(qkv, block.attn.heads), stage)
+        return self._condensed(block, flow, *scores(qkv, block.attn.heads, self.ranked), stage)
 
-    def _guided(self, block: Block, x: Tensor, anchor: Anchor, stage: Stage) -> tuple[Flow, Tensor]:
+    def _guided(self, block: Block, flow: Flow, anchor: Anchor, stage: Stage) -> tuple[Flow, Tensor]:
         """The same with anchors; they stand before the class token, seen where there is one and it is asked for."""
-        B, heads, n = len(x), block.attn.heads, stage.patches
-        _, normed = add_norm(torch.cat([anchor.token, x], dim=1), None, block.norm1)
-        qkv, out = block.attn.qkv(normed), torch.empty_like(normed)
-        found = torch.empty(B, heads, n, device=x.device)
-        ranks = torch.empty(B, heads, n, dtype=torch.int32, device=x.device)
-        label = anchor.label.expand(B).int()
-        attention(qkv, out, heads, True, found, ranks, label, self.config.rows, self.config.anchor_kv)
-        attended = block.attn.out(out[:, 1:])
-        whole = block.add_attention(x, attended)
-        return self._condensed(block, whole, found, ranks, stage)
+        x, normed = add_norm(*flow, block.norm1, anchor.token)
+        qkv, heads, label = block.attn.qkv(normed), block.attn.heads, anchor.label.int()
+        how = label, self.config.rows, self.config.anchor_kv
+        out = attention(qkv, torch.empty_like(normed), heads, True, None, None, *how)
+        # The anchors' rows are multiplied as well: leaving them out would take a copy of all others.
+        attended = self._scaled(x, block.attn.out(out)[:, 1:], block.scale1)
+        return self._condensed(block, attended, *scores(qkv, heads, self.ranked, True, *how), stage)
 
-    def _condensed(self, block: Block, x: Tensor, found: Tensor, ranks: Tensor, stage: Stage) -> tuple[Flow, Tensor]:
+    def _condensed(
+        self, block: Block, flow: Flow, found: Tensor, ranks: Tensor | None, stage: Stage
+    ) -> tuple[Flow, Tensor]:
         """From the attention half to the end of a block, by scores and ranks [B, H, n] of its patches."""
-        B, n = len(x), stage.patches
-        y = x.new_empty(B, 1 + stage.out, x.shape[2])
+        x, n = flow.x, stage.patches
+        B, D = len(x), x.shape[2]
+        y = x.new_empty(B, 1 + stage.out, D)
         sums = torch.empty(2, B * y.shape[1], 1, device=x.device)
         order = torch.empty(B, n, dtype=torch.int32, device=x.device)
         target, ticket = order.new_empty(B, n, dtype=torch.int64), order.new_zeros(B)
-        ranked = ranks if self.config.score == "rank" else None
-        condense(x, y, sums, found, ranked, order, target, ticket, stage, self.config)
+        condense(x, y, sums, found, ranks, order, target, ticket, stage, self.config, flow.delta)
         return self._mlp(block, Flow(y, None)), target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -60,55 +60,59 @@ def rerun(body: Callable[[], object], state: Sequence[Tensor]) -> Rerun:
     return Rerun(body)
 
 
-class Replayed(Generic[P, R]):
-    """A function of tensors, in whatever tuples and lists, recorded once for each set of shapes it is called with."""
+class Tape:
+    """Records functions of tensors, in whatever tuples and lists, that work on each other's results.
 
-    def __init__(self, function: Callable[P, R], state: Sequence[Tensor], record: Record) -> None:
-        """state: what the function changes in place."""
-        self.function, self.state, self.record = function, state, record
-        self._known: dict[tuple[object, ...], Fixed] = {}
+    Results stay where their recording leaves them, until it or one made before it runs again: recordings may share
+    memory. A function that is given what another one recorded returned takes it from there; everything else is copied
+    into a place of its own.
+    """
 
-    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
-        """The function's results, copied out of the recording's memory."""
-        leaves, form = tree.tree_flatten((arguments, named))
-        key = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        if key not in self._known:
-            self._known[key] = Fixed(self._on(form), leaves, self.state, self.record)
-        result: R = self._known[key](leaves)
-        return result
+    def __init__(self, state: Sequence[Tensor], record: Record) -> None:
+        """state: what the functions change in place, beside their arguments."""
+        self.state, self.record = state, record
+        self.kept: dict[int, Tensor] = {}
 
-    def _on(self, form: tree.TreeSpec) -> Callable[[list[Any]], R]:
-        """The function of the leaves of its arguments."""
+    def recorded(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The same function, recorded once for each set of shapes it is called with."""
+        known: dict[tuple[object, ...], Fixed] = {}
 
-        def call(leaves: list[Any]) -> R:
-            arguments, named = tree.tree_unflatten(leaves, form)
-            return self.function(*arguments, **named)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            leaves, form = tree.tree_flatten((arguments, named))
+            key = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+            if key in known:
+                return cast(R, known[key](leaves))
+            places = [self._place(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            given, known_as = tree.tree_unflatten(places, form)
+            known[key] = Fixed(lambda: function(*given, **known_as), places, self.state, self.record)
+            result = known[key](leaves)
+            self.kept |= {id(leaf): leaf for leaf in tree.tree_leaves(result) if isinstance(leaf, Tensor)}
+            return cast(R, result)
 
         return call
 
+    def _place(self, argument: Tensor) -> Tensor:
+        return argument if id(argument) in self.kept else argument.clone(memory_format=torch.contiguous_format)
+
 
 class Fixed:
-    """A recording with places for the tensors among what it is called with."""
+    """A recording with places for what it is called with."""
 
     def __init__(
-        self, call: Callable[[list[Any]], Any], arguments: list[Any], state: Sequence[Tensor], record: Record
+        self, call: Callable[[], object], places: list[object], state: Sequence[Tensor], record: Record
     ) -> None:
-        self.places = [_place(argument) if isinstance(argument, Tensor) else argument for argument in arguments]
-        self.last: Any
+        self.places = places
+        self.last: object
 
         def body() -> None:
-            self.last = call(self.places)
+            self.last = call()
 
         self.recording = record(body, state)
 
-    def __call__(self, arguments: list[Any]) -> Any:
-        """Copies of the results for other values of the same shapes."""
+    def __call__(self, arguments: list[object]) -> object:
+        """The results for other values of the same shapes."""
         for place, argument in zip(self.places, arguments, strict=True):
-            if isinstance(place, Tensor):
-                place.copy_(argument)
+            if isinstance(place, Tensor) and place is not argument:
+                place.copy_(cast(Tensor, argument))
         self.recording.replay()
-        return tree.tree_map_only(Tensor, Tensor.clone, self.last)
-
-
-def _place(like: Tensor) -> Tensor:
-    return like.clone(memory_format=torch.contiguous_format)
+        return self.last

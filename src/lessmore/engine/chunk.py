@@ -23,18 +23,18 @@ from torch import Tensor
 from lessmore.condense.schedule import schedule
 from lessmore.encoder import Begun, Encoded
 from lessmore.engine import graph_unusable
-from lessmore.engine.batch import Answers, fitting, logits_of, outcome, padded, put_, take
-from lessmore.engine.capture import Record, Replayed, capture
+from lessmore.engine.batch import Answers, copied, fitting, logits_of, outcome, padded, put_, take, tensors
+from lessmore.engine.capture import Record, Tape, capture
 from lessmore.engine.centred import Centred, observed
-from lessmore.engine.forecast import Forecast
+from lessmore.engine.forecast import Forecast, used
 from lessmore.engine.halves import Prefix, Rest, halves
-from lessmore.engine.moments import Decisions, corrected, decide, figures, forecast, standstill, store_
+from lessmore.engine.moments import Decisions, corrected, decide, figures, forecast, store_
 from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
-from lessmore.reservoir import reliability
+from lessmore.reservoir import ready_anchors, reliability
 
-SIZES = (1, 4, 16, 32, 64, 128, 256)
+SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 """Batch sizes that occur; smaller batches are filled up."""
 LEAST = 32
 """Chunks do not shrink below this, however much is encoded again."""
@@ -110,13 +110,13 @@ class Chunk:
         self._tca = TCA(setup)
         if record is None and prefix is None and rest is None and graph_unusable("tca", setup) is None:
             record = partial(capture, pool=torch.cuda.graph_pool_handle())
-        self._record = record
-        self._open, self._encode = self._recorded(self._opened), self._recorded(lambda b, f: self.rest(b, f))
-        self._check, self._took = self._recorded(self._checked), self._recorded(self._taken)
-        self._close, self._pass = self._recorded(self._closed), self._recorded(self._passed)
+        self._tape = None if record is None else Tape(list(self._tca.reservoir), record)
+        self._open, self._check = self._recorded(self._opened), self._recorded(self._checked)
+        self._again, self._close = self._recorded(self._repeated), self._recorded(self._closed)
+        self._pass = self._recorded(self._passed)
 
     def _recorded(self, part: Callable[P, R]) -> Callable[P, R]:
-        return part if self._record is None else Replayed(part, list(self._tca.reservoir), self._record)
+        return part if self._tape is None else self._tape.recorded(part)
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one preprocessed image [1, 3, H, W] and adapt."""
@@ -167,39 +167,38 @@ class Chunk:
         images = torch.full((), n, device=pixels.device)
         self.work.images += n
         if self.guided:
-            return Answers(self._agree(pixels, n, images), n)
+            return Answers(copied(self._agree(pixels, n, images)), n)
         self.work.walks += 1
-        return Answers(self._pass(pixels, images), n)
+        return Answers(copied(self._pass(pixels, images)), n)
 
     def _agree(self, pixels: Tensor, n: int, images: Tensor) -> Outcome:
         """Encode until every image took the anchors that it finds when the images before it have done their part."""
-        begun, encoded, used = self._open(pixels)
+        opened = self._open(pixels)
         settled = again = 0
         while True:
-            survey, forecast, fit = self._check(encoded, used, images)
+            survey, forecast, fit = self._check(opened, images)
             self.work.walks += 1
             misfits = [i for i in self._misfits(fit) if settled <= i < n]
             if not misfits:
                 break
             settled = misfits[0] + 1
             again += len(misfits)
-            rows = self._repeat(begun, encoded, misfits, forecast)
-            for old, new in zip(used, self._took(encoded, survey.decisions), strict=True):
-                old[rows] = new[rows]
+            opened = self._repeat(opened, forecast, misfits)
         self.work.again += again
         self._adjust(again / n)
-        return self._close(encoded, survey, images)
+        return self._close(opened.encoded, survey, images)
 
     def _misfits(self, fit: Tensor) -> list[int]:
         """The one thing that the host waits for."""
         return [i for i, fits in enumerate(fit.tolist()) if not fits]
 
-    def _repeat(self, begun: Begun, encoded: Encoded, images: list[int], forecast: Forecast) -> Tensor:
-        """Encode some images of a chunk again, in place; returns their rows on the device."""
-        rows = torch.tensor(padded(images, self.sizes)).to(begun.x.device, non_blocking=True)
-        part = self._encode(take(begun, rows), forecast.to(rows, len(images)))
-        put_(encoded, rows[: len(images)], part)
-        return rows[: len(images)]
+    def _repeat(self, opened: Opened, forecast: Forecast, images: list[int]) -> Opened:
+        """Encode some images of a chunk again, in place."""
+        rows, source = padded(images, self.sizes), [-1] * len(opened.begun.x)
+        for k, image in enumerate(images):
+            source[image] = k
+        told = torch.tensor([*rows, *source]).to(opened.begun.x.device, non_blocking=True)
+        return self._again(opened, forecast, *told.split([len(rows), len(source)]))
 
     def _adjust(self, share: float) -> None:
         """Smaller chunks where more than every image is encoded again on average, larger ones where few are."""
@@ -211,11 +210,9 @@ class Chunk:
     # The parts of a chunk, as functions of tensors alone.
 
     def _opened(self, pixels: Tensor) -> Opened:
-        begun, state = self.prefix(pixels), self._tca.reservoir
-        nothing = state.anchors.new_zeros(len(pixels), *state.means.shape[1:])
-        first = forecast(state, standstill(state, len(pixels)), nothing, self.setup.preset.adaptation.ready)
-        encoded = self.rest(begun, first)
-        return Opened(begun, encoded, first.used(encoded))
+        begun, anchors = self.prefix(pixels), ready_anchors(self._tca.reservoir, self.setup.preset.adaptation.ready)
+        encoded = self.rest(begun, anchors)
+        return Opened(begun, encoded, used(encoded, anchors))
 
     def _surveyed(self, encoded: Encoded, images: Tensor) -> Survey:
         state, config = self._tca.reservoir, self.setup.preset.adaptation
@@ -225,13 +222,17 @@ class Chunk:
         known = figures(state, encoded, centred.logits, keys, images, config)
         return Survey(logits, centred, keys, decide(state, known, config))
 
-    def _checked(self, encoded: Encoded, used: list[Tensor], images: Tensor) -> Checked:
-        survey = self._surveyed(encoded, images)
-        found = self._foreseen(encoded, survey.decisions)
-        return Checked(survey, found, found.fits(encoded, used))
+    def _checked(self, opened: Opened, images: Tensor) -> Checked:
+        survey = self._surveyed(opened.encoded, images)
+        found = self._foreseen(opened.encoded, survey.decisions)
+        return Checked(survey, found, found.fits(opened.encoded, opened.used))
 
-    def _taken(self, encoded: Encoded, decisions: Decisions) -> list[Tensor]:
-        return self._foreseen(encoded, decisions).used(encoded)
+    def _repeated(self, opened: Opened, forecast: Forecast, rows: Tensor, source: Tensor) -> Opened:
+        """rows: the images encoded again, filled up, [B]; source: for each of the chunk its place there or −1, [P]."""
+        found = forecast.to(rows, source)
+        part = self.rest(take(opened.begun, rows), found)
+        put_([*tensors(opened.encoded), *opened.used], source, [*tensors(part), *used(part, found)])
+        return opened
 
     def _foreseen(self, encoded: Encoded, decisions: Decisions) -> Forecast:
         return forecast(self._tca.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,18 @@ from torch import Tensor
 
 from lessmore.encoder import Encoded
 from lessmore.reservoir import class_mean
-from lessmore.scoring import Candidates, anchor_cosines
+from lessmore.scoring import Anchor, Candidates, Guide, anchor_cosines
+
+
+class Found(NamedTuple):
+    """The nearest class anchors of a batch."""
+
+    label: Tensor
+    """[B] int64, −1 where no class is ready."""
+    token: Tensor
+    """[B, D], arbitrary where `label` is −1."""
+    lead: Tensor
+    """By how much its cosine is above the next one's, [B]."""
 
 
 class Forecast(NamedTuple):
@@ -20,8 +32,10 @@ class Forecast(NamedTuple):
 
     means: Tensor
     """Before the chunk, [C, L, D]."""
+    later: Tensor
+    """From then on, as far as is known before the batch is encoded, [P, L, D]."""
     entries: Tensor
-    """The C·M slots, the P images, a row of zeros and a spare one: [C·M + P + 2, L, D]."""
+    """The C·M slots, the P images and a row of zeros: [C·M + P + 1, L, D]."""
     held: Tensor
     """The rows of `entries` that the class of each image consists of from then on, [P, M] int64."""
     counts: Tensor
@@ -30,27 +44,23 @@ class Forecast(NamedTuple):
     """Which classes may serve, for each image of the batch, [B, C] bool."""
     rows: Tensor
     """The candidate that stands for each class, [B, C] int64."""
-    batch: Tensor | None = None
-    """The rows of `entries` that the images of the batch replace while they are encoded, [B] int64."""
+    fresh: Tensor | None = None
+    """Which image of the batch replaces a row that is held while it is encoded, −1 where none does, [P, M] int64."""
 
     def at(self, layer: int, summary: Tensor) -> Candidates:
         """The anchors after block `layer`; the batch contributes to them what has just left the block, [B, D]."""
-        entries = self.entries[:, layer]
-        if self.batch is not None:
-            entries = entries.index_copy(0, self.batch, summary.to(entries.dtype))
-        later = class_mean(entries[self.held].unsqueeze(2), self.counts).squeeze(1)
+        later = self.later[:, layer]
+        if self.fresh is not None:
+            new = summary.to(later.dtype)[self.fresh.clamp_min(0)]
+            entries = torch.where((self.fresh >= 0).unsqueeze(2), new, self.entries[self.held, layer])
+            later = class_mean(entries.unsqueeze(2), self.counts).squeeze(1)
         return Candidates(torch.cat([self.means[:, layer], later]), self.ready, self.rows)
 
-    def to(self, images: Tensor, real: int) -> Forecast:
-        """For a batch of images [B] of the chunk, of which those after the first `real` only fill it up."""
-        spare = len(self.entries) - 1
-        batch = images + (spare - 1 - len(self.held))
-        batch[real:] = spare
-        return self._replace(ready=self.ready[images], rows=self.rows[images], batch=batch)
-
-    def used(self, encoded: Encoded) -> list[Tensor]:
-        """The anchors [P, D] that the blocks of a chunk took if it was encoded by this forecast."""
-        return [self.at(layer, encoded.tokens[:, layer]).tokens(label.clamp_min(0)) for layer, label in taken(encoded)]
+    def to(self, images: Tensor, source: Tensor) -> Forecast:
+        """For a batch of images [B] of the chunk; source: the place of each of the chunk's in it or −1, [P]."""
+        slots = len(self.entries) - 1 - len(source)
+        fresh = torch.cat([source.new_full((slots,), -1), source, source.new_full((1,), -1)])[self.held]
+        return self._replace(ready=self.ready[images], rows=self.rows[images], fresh=fresh)
 
     def fits(self, encoded: Encoded, used: list[Tensor]) -> Tensor:
         """Whether images would be encoded alike by this forecast, [P] bool: the same nearest class, the same token.
@@ -59,14 +69,36 @@ class Forecast(NamedTuple):
         """
         alike = torch.ones_like(self.ready[:, 0])
         for (layer, label), token in zip(taken(encoded), used, strict=True):
-            candidates = self.at(layer, encoded.tokens[:, layer])
-            cosine = anchor_cosines(encoded.tokens[:, layer], candidates)
-            index = label.clamp_min(0).unsqueeze(1)
-            mine, rival = cosine.gather(1, index).squeeze(1), cosine.scatter(1, index, -torch.inf).amax(dim=1)
-            unsure = rival >= mine - 64 * torch.finfo(cosine.dtype).eps
-            same = (candidates.tokens(label.clamp_min(0)) == token).all(dim=1) & (cosine.argmax(dim=1) == label)
-            alike &= torch.where(label >= 0, same & ~unsure, ~self.ready.any(dim=1))
+            summary = encoded.tokens[:, layer]
+            found = look_up(summary, self.at(layer, summary))
+            unsure = found.lead <= 64 * torch.finfo(found.lead.dtype).eps
+            same = (found.token == token).all(dim=1) & ~unsure
+            alike &= (found.label == label) & ((label < 0) | same)
         return alike
+
+
+def look_up(summary: Tensor, anchors: Candidates) -> Found:
+    """The anchors nearest to summary tokens [B, D]: in a kernel on CUDA, else by plain functions."""
+    if summary.is_cuda and summary.dtype != torch.float64 and importlib.util.find_spec("triton") is not None:
+        from lessmore.engine.kernels import guide as kernel
+
+        return Found(*kernel.look_up(summary, anchors))
+    cosine = anchor_cosines(summary, anchors)
+    index = cosine.argmax(dim=1, keepdim=True)
+    lead = cosine.gather(1, index).squeeze(1) - cosine.scatter(1, index, -torch.inf).amax(dim=1)
+    index = index.squeeze(1)
+    return Found(torch.where(anchors.ready.any(dim=-1), index, -1), anchors.tokens(index), lead)
+
+
+def nearest(summary: Tensor, anchors: Candidates) -> Anchor:
+    """`scoring.nearest_anchor` by `look_up`."""
+    found = look_up(summary, anchors)
+    return Anchor(found.token.unsqueeze(1).to(summary.dtype), found.label)
+
+
+def used(encoded: Encoded, guide: Guide) -> list[Tensor]:
+    """The anchors [B, D] that the blocks of a batch took that was encoded with this guide."""
+    return [guide.at(i, encoded.tokens[:, i]).tokens(label.clamp_min(0)) for i, label in taken(encoded)]
 
 
 def taken(encoded: Encoded) -> list[tuple[int, Tensor]]:

@@ -119,14 +119,6 @@ def shelves(state: Reservoir, cosines: Tensor | None) -> list[Shelf]:
     return [Shelf(k[:n], i[:n], [row[:n] for row in c[:n]], list(range(n))) for k, i, c, n in rows]
 
 
-def standstill(state: Reservoir, P: int) -> Decisions:
-    """Those of P images that do nothing."""
-    C, M = state.ids.shape
-    none = state.ids.new_zeros(P)
-    lacking = (state.counts < 2).any()
-    return Decisions(none, none - 1, none, state.ids.new_full((P, M), C * M + P), lacking * P)
-
-
 def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
     """What each of a number of places holds as image i sees it: its own row, or `places` + t for the image t put there.
 
@@ -135,23 +127,25 @@ def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
     """
     P = len(place)
     time = torch.arange(P, device=place.device)
-    rows = place.new_zeros(P + 1, places)
-    rows[time + delay, place] = (places + time) * arrived
-    rows[0] = rows[0].maximum(torch.arange(places, device=place.device))
-    return rows.cummax(dim=0).values[:P]
+    rows = place.new_zeros(places, P + 1)  # a place's history lies together: it is run through much faster
+    rows[place, time + delay] = (places + time) * arrived
+    rows[:, 0] = rows[:, 0].maximum(torch.arange(places, device=place.device))
+    return rows.cummax(dim=1).values[:, :P].T.contiguous()
 
 
 def forecast(state: Reservoir, decisions: Decisions, tokens: Tensor, ready: Ready) -> Forecast:
     """The anchors that each image finds if the chunk's tokens are these, [P, L, D]."""
     C = len(state.counts)
     slots = state.anchors.flatten(0, 1)
-    entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(2, *slots.shape[1:])])
+    entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(1, *slots.shape[1:])])
+    later = class_mean(entries[decisions.held], decisions.counts)
     rows = history(C, decisions.label, decisions.stored, delay=1)
     if ready == "class":
         usable = (rows >= C) | (state.counts >= 1)
     else:
-        usable = (torch.arange(len(rows), device=rows.device) >= decisions.all_ready).unsqueeze(1).expand_as(rows)
-    return Forecast(state.means, entries, decisions.held, decisions.counts, usable, rows)
+        late = torch.arange(len(rows), device=rows.device) >= decisions.all_ready
+        usable = late.unsqueeze(1).expand_as(rows).contiguous()
+    return Forecast(state.means, later, entries, decisions.held, decisions.counts, usable, rows)
 
 
 def corrected(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lessmore.config import Ready
-from lessmore.correction import correct, token_scores
+from lessmore.correction import affinities, class_scores, correct
 from lessmore.engine.batch import copied, logits_of, outcome, split
 from lessmore.engine.capture import capture
 from lessmore.engine.halves import halves
@@ -24,6 +25,16 @@ def anchors_of(state: Reservoir, ready: Ready) -> Anchors:
     S, C = state.counts.shape
     usable = torch.vmap(lambda one: ready_anchors(one, ready).ready)(state)
     return Anchors(state.means.flatten(0, 1), usable, torch.arange(S * C, device=usable.device).view(S, C))
+
+
+def affinities_of(tokens: Tensor, state: Reservoir, weights: Tensor) -> Tensor:
+    """Of the tokens [S, L, D] of an image of each stream with the entries of its reservoir, [S, C, M]."""
+    fused = weights.is_cuda and weights.dtype == torch.float32 and importlib.util.find_spec("triton") is not None
+    if not fused:
+        return torch.vmap(affinities, in_dims=(0, 0, None))(tokens, state.anchors, weights)
+    from lessmore.engine.kernels import memory
+
+    return memory.affinities(tokens, weights, state.anchors, weights.new_empty(state.ids.shape))
 
 
 def apply_(state: Reservoir, delta: Delta) -> None:
@@ -116,9 +127,10 @@ class Multi:
         )._replace(centre=centre, course=course)
         if adaptation.order == "update_first":
             apply_(state, delta)
-        scores = torch.vmap(token_scores, in_dims=(0, None, 0, 0, None))(
-            encoded.tokens, self.weights, state, delta.id, adaptation
-        )
+        counted = state.ids >= 0
+        if adaptation.exclude_own:
+            counted &= state.ids != delta.id[:, None, None]
+        scores = class_scores(affinities_of(encoded.tokens, state, self.weights), counted, adaptation)
         if adaptation.order == "predict_first":
             apply_(state, delta)
         return outcome(logits, correct(believed, scores, adaptation), delta.slot >= 0, encoded.steps, self.setup)

@@ -155,20 +155,12 @@ class Tower:
         if scored is None or stage is None:
             attention(place.qkv, place.heads, heads, self.guided)
         else:
+            ranks = scored.ranks if config.score == "rank" else None
             attention(
-                place.qkv,
-                place.heads,
-                heads,
-                self.guided,
-                scored.scores,
-                scored.ranks,
-                label,
-                config.rows,
-                config.anchor_kv,
+                place.qkv, place.heads, heads, self.guided, scored.scores, ranks, label, config.rows, config.anchor_kv
             )
         linear(place.heads[0], packed.out, place.attended[0], residual=x[0], emit=place.attended_sums, ahead=packed.up)
         if scored is not None and stage is not None:
-            ranks = scored.ranks if config.score == "rank" else None
             condense(
                 place.attended, place.condensed, place.condensed_sums, scored.scores, ranks, scored.order,
                 scored.target, scored.ticket, stage, config,

@@ -63,22 +63,26 @@ def _first_rows(
 
 @triton.jit
 def _ranks(scores, ranks, n, ALL: tl.constexpr, PART: tl.constexpr):
-    """The rank of each of n scores (0 = largest; equal ones by position), by counting; read back from memory."""
+    """The rank of each of n scores (0 = largest; equal ones by position), by counting; read back from memory.
+
+    None is negative, so they are in the order of their bits; of equal ones the earlier counts as larger by one.
+    """
     i = tl.arange(0, ALL)
-    mine = tl.load(scores + i, mask=i < n, other=-1.0)
+    mine = tl.load(scores + i, mask=i < n, other=-1.0).to(tl.int32, bitcast=True)
     rank = tl.zeros([ALL], tl.int32)
     for start in range(0, n, PART):
         j = start + tl.arange(0, PART)
-        other = tl.load(scores + j, mask=j < n, other=-1.0)
-        ahead = (other[None, :] > mine[:, None]) | ((other[None, :] == mine[:, None]) & (j[None, :] < i[:, None]))
-        rank += tl.sum((ahead & (j < n)[None, :]).to(tl.int32), axis=1)
+        other = tl.load(scores + j, mask=j < n, other=-1.0).to(tl.int32, bitcast=True)
+        ahead = other[None, :] + (j[None, :] < i[:, None]).to(tl.int32) > mine[:, None]
+        rank += tl.sum(ahead.to(tl.int32), axis=1)
     tl.store(ranks + i, rank, mask=i < n)
 
 
 @triton.jit
 def _attention(
     qkv, out, scores, ranks, label, N, heads, scale,
-    SLOT: tl.constexpr, KEY: tl.constexpr, QUERIES: tl.constexpr, SCORE: tl.constexpr, EXACT: tl.constexpr,
+    SLOT: tl.constexpr, KEY: tl.constexpr, QUERIES: tl.constexpr, SCORE: tl.constexpr, RANK: tl.constexpr,
+    EXACT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     tile, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -103,8 +107,9 @@ def _attention(
         i = tl.arange(0, ALL)
         first = (b * heads + h) * n
         tl.store(scores + first + i - SLOT - 1, row, mask=(i > SLOT) & (i < N))
-        tl.debug_barrier()  # the ranks read what the whole program has just written
-        _ranks(scores + first, ranks + first, n, ALL, 32)
+        if RANK:
+            tl.debug_barrier()  # the ranks read what the whole program has just written
+            _ranks(scores + first, ranks + first, n, ALL, 32)
     else:
         place = out + b.to(tl.int64) * N * WIDTH + h * HEAD
         _flash(mine, place, tile, first_key, N, stride, WIDTH, scale, ROWS, KEYS, HEAD, WIDTH, EXACT)
@@ -115,11 +120,17 @@ def blocks(heads: int, N: int) -> tuple[int, int, int]:
     return (32, 128, 4) if heads * triton.cdiv(N, 64) < 256 else (64, 64, 4)
 
 
+def faster(qkv: Tensor, heads: int) -> bool:
+    """Whether `attention` of qkv [B, N, 3·D] beats cuDNN's, whose tiles have 128 rows; measured on an H200."""
+    B, N, _ = qkv.shape
+    return 128 < N <= 192 and qkv.dtype != torch.float32 and blocks(B * heads, N)[0] == 64
+
+
 def attention(
     qkv: Tensor, out: Tensor, heads: int, slot: bool = False, scores: Tensor | None = None,
     ranks: Tensor | None = None, label: Tensor | None = None, rows: Rows = "class", anchor_kv: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attention of qkv [B, N, 3·D] into out [B, N, D], and with `scores` the patches' scores and ranks, [B, H, n].
+    """Attention of qkv [B, N, 3·D] into out [B, N, D]; with `scores` and `ranks` those of the patches, [B, H, n].
 
     slot: the first token is a place for the anchor, which the others see only in a block that asks for it (anchor_kv)
     and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches.
@@ -131,20 +142,27 @@ def attention(
         qkv, out, nothing if scores is None else scores, nothing if ranks is None else ranks,
         nothing if label is None else label, N, heads, (D // heads) ** -0.5,
         SLOT=int(slot), KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows],
-        SCORE=scores is not None, EXACT=out.dtype == torch.float32, ROWS=queries, KEYS=keys,
+        SCORE=scores is not None, RANK=ranks is not None, EXACT=out.dtype == torch.float32, ROWS=queries, KEYS=keys,
         ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 
 
-def scores(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Of qkv [B, N, 3·D] with the class token first: the patches' scores [B, H, n] and their ranks within each head."""
+def scores(
+    qkv: Tensor, heads: int, ranked: bool = True, slot: bool = False, label: Tensor | None = None,
+    rows: Rows = "class", anchor_kv: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """What `attention` would score, alone: scores [B, H, n] and, where asked for, ranks.
+
+    In large batches this is faster: programs that only attend need much less space then.
+    """
     B, N, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    found = torch.empty(B, heads, N - 1, device=qkv.device)
-    ranks = torch.empty_like(found, dtype=torch.int32)
+    found = torch.empty(B, heads, N - 1 - slot, device=qkv.device)
+    ranks = torch.empty_like(found, dtype=torch.int32) if ranked else None
     _attention[(1, heads, B)](
-        qkv, qkv, found, ranks, qkv, N, heads, (D // heads) ** -0.5, SLOT=0, KEY=False, QUERIES=0, SCORE=True,
-        EXACT=qkv.dtype == torch.float32, ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D,
-        num_warps=4, num_stages=2,
+        qkv, qkv, found, found if ranks is None else ranks, qkv if label is None else label, N, heads,
+        (D // heads) ** -0.5, SLOT=int(slot), KEY=anchor_kv and label is not None,
+        QUERIES=0 if label is None else _ROWS[rows], SCORE=True, RANK=ranked, EXACT=qkv.dtype == torch.float32,
+        ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D, num_warps=4, num_stages=2,
     )  # fmt: skip
     return found, ranks

@@ -1,7 +1,9 @@
-"""Order, keep, merge and prune in one launch: what `scoring.token_order` and `condense.coreset` do, on the device.
+"""Order, keep, merge and prune: what `scoring.token_order` and `condense.coreset` do, on the device.
 
-Programs over tiles of tokens find their places by counting who comes before, and move those that are kept. The last one
-of an image to finish, when the order is complete, finds the coreset centres and writes the merged and fused tokens.
+For few images in one launch: programs over tiles of tokens find their places by counting who comes before, and move
+those that are kept. The last one of an image to finish, when the order is complete, finds the coreset centres and
+writes the merged and fused tokens. For many images a launch counts little and counting much: one finds the order of
+each image once, another moves, merges and prunes by it.
 """
 
 from __future__ import annotations
@@ -65,23 +67,28 @@ def _clusters(gram, valid, CENTRES: tl.constexpr, AMBIGUOUS: tl.constexpr):
 
 
 @triton.jit
-def _load(x, index, d, valid, D):
-    """Rows x[index, d], zero where not valid."""
-    return tl.load(x + index[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0)
+def _load(x, delta, index, d, valid, D, ADD: tl.constexpr):
+    """Rows (x + delta)[index, d], zero where not valid."""
+    place = index[:, None] * D + d[None, :]
+    here = valid[:, None] & (d < D)[None, :]
+    rows = tl.load(x + place, mask=here, other=0)
+    if ADD:
+        rows = (rows.to(tl.float32) + tl.load(delta + place, mask=here, other=0).to(tl.float32)).to(rows.dtype)
+    return rows
 
 
 @triton.jit
 def _mix(
-    x, y, sums, stride_s, index, valid, share, first, count, D,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+    x, delta, y, sums, stride_s, index, valid, share, first, count, D,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """share [ROWS, A] @ x[index] as rows first … first + count − 1 of y, with their sums."""
+    """share [ROWS, A] @ (x + delta)[index] as rows first … first + count − 1 of y, with their sums."""
     r = tl.arange(0, ROWS)
     total = tl.zeros([ROWS, PART], tl.float32)
     square = tl.zeros([ROWS, PART], tl.float32)
     for start in tl.static_range(0, WIDTH, PART):
         d = start + tl.arange(0, PART)
-        rows = _load(x, index, d, valid, D)
+        rows = _load(x, delta, index, d, valid, D, ADD)
         mixed = tl.dot(share.to(rows.dtype), rows, input_precision="ieee" if EXACT else None)
         written = mixed.to(y.dtype.element_ty)
         tl.store(y + (first + r)[:, None] * D + d[None, :], written, mask=(r < count)[:, None] & (d < D)[None, :])
@@ -94,8 +101,8 @@ def _mix(
 
 @triton.jit
 def _merge(
-    x, y, sums, stride_s, order, target, keep, ambiguous, D, CENTRES: tl.constexpr, INVERSE: tl.constexpr,
-    AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+    x, delta, y, sums, stride_s, order, target, keep, ambiguous, D, CENTRES: tl.constexpr, INVERSE: tl.constexpr,
+    AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Each cluster of the ambiguous tokens becomes one token, rows keep … of y."""
     a = tl.arange(0, AMBIGUOUS)
@@ -103,7 +110,7 @@ def _merge(
     index = tl.load(order + keep + a, mask=valid, other=0, volatile=True)
     gram = tl.zeros([AMBIGUOUS, AMBIGUOUS], tl.float32)
     for start in tl.static_range(0, WIDTH, PART):
-        rows = _load(x, index, start + tl.arange(0, PART), valid, D)
+        rows = _load(x, delta, index, start + tl.arange(0, PART), valid, D, ADD)
         gram = tl.dot(rows, tl.trans(rows), gram, input_precision="ieee" if EXACT else None)
     cluster, nearest = _clusters(gram, valid, CENTRES, AMBIGUOUS)
     tl.store(target + index, (keep + cluster).to(target.dtype.element_ty), mask=valid)
@@ -112,13 +119,14 @@ def _merge(
         weight = tl.where(valid & (nearest > 0), 1 / tl.sqrt(tl.maximum(nearest, 1e-37)), weight)
     share = tl.where(cluster[None, :] == tl.arange(0, 16)[:, None], weight[None, :], 0.0)
     share = share / tl.maximum(tl.sum(share, axis=1), 1e-37)[:, None]
-    _mix(x, y, sums, stride_s, index, valid, share, keep, CENTRES, D, 16, WIDTH, PART, EXACT)
+    _mix(x, delta, y, sums, stride_s, index, valid, share, keep, CENTRES, D, 16, WIDTH, PART, ADD, EXACT)
 
 
 @triton.jit
 def _prune(
-    x, y, sums, stride_s, order, scores, ranks, target, first, n, out, D, FUSED: tl.constexpr, HEADS: tl.constexpr,
-    PRUNED: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
+    x, delta, y, sums, stride_s, order, scores, ranks, target, first, n, out, D,
+    FUSED: tl.constexpr, HEADS: tl.constexpr, PRUNED: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
+    ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The pruned tokens, from place `first` on: fused by attention into the last row of y, or dropped."""
     p = tl.arange(0, PRUNED)
@@ -130,78 +138,133 @@ def _prune(
         _rank, score = _keys(scores, ranks, index, n, HEADS, False)
         weight = tl.where(valid, score / HEADS, 0.0)
         share = tl.where(tl.arange(0, 16)[:, None] == 0, weight[None, :], 0.0)
-        _mix(x, y, sums, stride_s, index, valid, share, out - 1, 1, D, 16, WIDTH, PART, EXACT)
+        _mix(x, delta, y, sums, stride_s, index, valid, share, out - 1, 1, D, 16, WIDTH, PART, ADD, EXACT)
     tl.store(target + index, gone.to(target.dtype.element_ty), mask=valid)
 
 
 @triton.jit
+def _keep(x, delta, y, sums, stride_s, row, place, stays, D, WIDTH: tl.constexpr, ADD: tl.constexpr):
+    """Those rows that stay into their places in y, with their sums."""
+    d = tl.arange(0, WIDTH)
+    rows = _load(x, delta, row, d, stays, D, ADD)
+    tl.store(y + place[:, None] * D + d[None, :], rows, mask=stays[:, None] & (d < D)[None, :])
+    value = rows.to(tl.float32)
+    tl.store(sums + place, tl.sum(value, axis=1), mask=stays)
+    tl.store(sums + stride_s + place, tl.sum(value * value, axis=1), mask=stays)
+
+
+@triton.jit
 def _move(
-    x, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D,
+    x, delta, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D,
     LEAD: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, TILE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Rows of tile t, the leading tokens counted: their places in the order, and those that are kept into y."""
-    d = tl.arange(0, WIDTH)
     row = t * TILE + tl.arange(0, TILE)
     i = tl.maximum(row - LEAD, 0)
     place = tl.where(row < LEAD, row, LEAD + _position(scores, ranks, i, n, HEADS, RANK, ALL, 128))
     stays = (row < n + LEAD) & (place < keep + LEAD)
-    here = stays[:, None] & (d < D)[None, :]
-    rows = tl.load(x + row[:, None] * D + d[None, :], mask=here, other=0)
-    tl.store(y + place[:, None] * D + d[None, :], rows, mask=here)
-    value = rows.to(tl.float32)
-    tl.store(sums + place, tl.sum(value, axis=1), mask=stays)
-    tl.store(sums + stride_s + place, tl.sum(value * value, axis=1), mask=stays)
+    _keep(x, delta, y, sums, stride_s, row, place, stays, D, WIDTH, ADD)
     tl.store(target + i, (place - LEAD).to(target.dtype.element_ty), mask=stays & (row >= LEAD))
     tl.store(order + place - LEAD, i, mask=(row >= LEAD) & (row < n + LEAD))
 
 
 @triton.jit
+def _rest(
+    x, delta, y, sums, stride_s, scores, ranks, order, target, n, keep, ambiguous, out, D,
+    LEAD: tl.constexpr, CENTRES: tl.constexpr, FUSED: tl.constexpr, PRUNES: tl.constexpr, INVERSE: tl.constexpr,
+    HEADS: tl.constexpr, AMBIGUOUS: tl.constexpr, PRUNED: tl.constexpr, LENGTH: tl.constexpr, ADD: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """What becomes of the tokens that are not kept, once the order is complete."""
+    if CENTRES > 0:
+        _merge(x + LEAD * D, delta + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, target, keep, ambiguous, D,
+               CENTRES, INVERSE, AMBIGUOUS, LENGTH, 128, ADD, EXACT)  # fmt: skip
+    if PRUNES:
+        _prune(x + LEAD * D, delta + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, scores, ranks, target,
+               keep + ambiguous, n, out, D, FUSED, HEADS, PRUNED, LENGTH, 128, ADD, EXACT)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["stride_s"])  # it depends on the batch, and compiling takes seconds
 def _condense(
-    x, y, sums, stride_s, scores, ranks, order, target, ticket, n, keep, ambiguous, out, D,
+    x, delta, stride_d, y, sums, stride_s, scores, ranks, order, target, ticket, n, keep, ambiguous, out, D,
     LEAD: tl.constexpr, CENTRES: tl.constexpr, FUSED: tl.constexpr, PRUNES: tl.constexpr, INVERSE: tl.constexpr,
     RANK: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, AMBIGUOUS: tl.constexpr, PRUNED: tl.constexpr,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, EXACT: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):  # fmt: skip
     t, b = tl.program_id(0), tl.program_id(1)
     x += b.to(tl.int64) * (n + LEAD) * D
+    delta += b.to(tl.int64) * stride_d
     y += b.to(tl.int64) * (out + LEAD) * D
     sums += b * (out + LEAD)
     scores += b * HEADS * n
     ranks += b * HEADS * n
     order += b * n
     target += b * n
-    _move(x, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D, LEAD, RANK, HEADS, ALL, TILE, WIDTH)
-    tl.debug_barrier()
-    if tl.atomic_add(ticket + b, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        tl.store(ticket + b, 0)
-        if CENTRES > 0:
-            _merge(x + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, target, keep, ambiguous, D,
-                   CENTRES, INVERSE, AMBIGUOUS, LENGTH, 128, EXACT)  # fmt: skip
-        if PRUNES:
-            _prune(x + LEAD * D, y + LEAD * D, sums + LEAD, stride_s, order, scores, ranks, target, keep + ambiguous,
-                   n, out, D, FUSED, HEADS, PRUNED, LENGTH, 128, EXACT)  # fmt: skip
+    if ORDERED:
+        last = t == 0  # it takes longest, so it starts first
+        if t > 0:
+            row = (t - 1) * TILE + tl.arange(0, TILE)
+            i = tl.load(order + row - LEAD, mask=(row >= LEAD) & (row < keep + LEAD), other=0) + LEAD
+            _keep(x, delta, y, sums, stride_s, tl.where(row < LEAD, row, i), row, row < keep + LEAD, D, WIDTH, ADD)
+    else:
+        _move(x, delta, y, sums, stride_s, scores, ranks, order, target, t, n, keep, D,
+              LEAD, RANK, HEADS, ALL, TILE, WIDTH, ADD)  # fmt: skip
+        tl.debug_barrier()
+        last = tl.atomic_add(ticket + b, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if last:
+            tl.store(ticket + b, 0)
+    if last:
+        _rest(x, delta, y, sums, stride_s, scores, ranks, order, target, n, keep, ambiguous, out, D,
+              LEAD, CENTRES, FUSED, PRUNES, INVERSE, HEADS, AMBIGUOUS, PRUNED, LENGTH, ADD, EXACT)  # fmt: skip
+
+
+@triton.jit
+def _find_order(
+    scores, ranks, order, target, n, keep,
+    RANK: tl.constexpr, ALL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    t, b = tl.program_id(0), tl.program_id(1)
+    i = t * TILE + tl.arange(0, TILE)
+    place = _position(scores + b * n, ranks + b * n, i, n, 1, RANK, ALL, 128)  # of all heads together
+    tl.store(order + b * n + place, i, mask=i < n)
+    tl.store(target + b * n + i, place.to(target.dtype.element_ty), mask=(i < n) & (place < keep))
+
+
+MANY = 8
+"""Images from which on an order is found apart."""
+
+
+def tiles(B: int) -> tuple[int, int]:
+    """Tokens per program and its warps, for so many images; measured on an H200."""
+    return (8, 4) if B >= MANY else (4, 4)
 
 
 def condense(
     x: Tensor, y: Tensor, sums: Sums, scores: Tensor, ranks: Tensor | None, order: Tensor, target: Tensor,
-    ticket: Tensor, stage: Stage, config: Condensation,
+    ticket: Tensor, stage: Stage, config: Condensation, delta: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Tokens x [B, lead + n, D] → y [B, lead + out, D] and the sums of its rows, [2, B·(lead + out), 1].
+    """Tokens x (+ delta) [B, lead + n, D] → y [B, lead + out, D] and the sums of its rows, [2, B·(lead + out), 1].
 
     Also writes order [B, n] int32 and target [B, n] int64. scores: attention per head [B, H, n] float32. ranks: within
     each head, [B, H, n] int32; None where the score is the head mean. The `lead` tokens before the patches (class
-    token, anchor's place) are copied. ticket: [B] int32, zero before and after.
+    token, anchor's place) are copied. ticket: [B] int32, zero before and after. delta: images may be strided.
     """
     B, heads, n = scores.shape
-    tile = 4
-    _condense[(triton.cdiv(x.shape[1], tile), B)](
-        x, y, sums, sums.stride(0), scores, scores if ranks is None else ranks, order, target, ticket, n,
-        stage.keep, stage.ambiguous, stage.out, x.shape[2], LEAD=x.shape[1] - n, CENTRES=stage.centres,
-        FUSED=stage.fused, PRUNES=stage.pruned > 0, INVERSE=config.merge == "inverse_distance",
-        RANK=ranks is not None, HEADS=heads, ALL=triton.next_power_of_2(n),
+    added, ranked = x if delta is None else delta, scores if ranks is None else ranks
+    lead, ordered, (tile, warps) = x.shape[1] - n, B >= MANY, tiles(B)
+    known = {"RANK": ranks is not None, "ALL": triton.next_power_of_2(n)}
+    if ordered:
+        sums_of = scores.sum(dim=1), ranked.sum(dim=1, dtype=ranked.dtype)
+        _find_order[(triton.cdiv(n, 16), B)](*sums_of, order, target, n, stage.keep, TILE=16, **known)
+    _condense[(triton.cdiv(lead + stage.keep, tile) + 1 if ordered else triton.cdiv(lead + n, tile), B)](
+        x, added, added.stride(0), y, sums, sums.stride(0), scores, ranked, order, target, ticket, n, stage.keep,
+        stage.ambiguous, stage.out, x.shape[2], LEAD=lead, CENTRES=stage.centres, FUSED=stage.fused,
+        PRUNES=stage.pruned > 0, INVERSE=config.merge == "inverse_distance",
         AMBIGUOUS=max(triton.next_power_of_2(stage.ambiguous), 16),
         PRUNED=max(triton.next_power_of_2(stage.pruned), 16), TILE=tile, WIDTH=triton.next_power_of_2(x.shape[2]),
-        LENGTH=x.shape[2] + -x.shape[2] % 128, EXACT=x.dtype == torch.float32, num_warps=4,
+        LENGTH=x.shape[2] + -x.shape[2] % 128, ADD=delta is not None, EXACT=x.dtype == torch.float32,
+        HEADS=heads, ORDERED=ordered, num_warps=warps, **known,
     )  # fmt: skip
     return y

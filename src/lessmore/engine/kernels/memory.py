@@ -102,37 +102,42 @@ def nearest(
 
 @triton.jit
 def _affinity(
-    anchors, ids, tokens, weights, out, D, stride_t, LAYERS: tl.constexpr, ALL: tl.constexpr, WIDTH: tl.constexpr,
-    PART: tl.constexpr,
+    anchors, tokens, weights, out, entries, D, stride_t, stride_s, LAYERS: tl.constexpr, ALL: tl.constexpr,
+    WIDTH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    e = tl.program_id(0)
-    total = 0.0
-    if tl.load(ids + e) >= 0:
-        layer = tl.arange(0, ALL)
-        dot = tl.zeros([ALL, PART], tl.float32)
-        ours = tl.zeros([ALL, PART], tl.float32)
-        theirs = tl.zeros([ALL, PART], tl.float32)
-        for start in tl.static_range(0, WIDTH, PART):
-            d = start + tl.arange(0, PART)
-            here = (layer < LAYERS)[:, None] & (d < D)[None, :]
-            place = anchors + (e.to(tl.int64) * LAYERS + layer[:, None]) * D + d[None, :]
-            stored = tl.load(place, mask=here, other=0).to(tl.float32)
-            token = tl.load(tokens + layer[:, None] * stride_t + d[None, :], mask=here, other=0).to(tl.float32)
-            dot += stored * token
-            ours += token * token
-            theirs += stored * stored
-        norms = tl.sqrt(tl.sum(ours, axis=1)) * tl.sqrt(tl.sum(theirs, axis=1))
-        weight = tl.load(weights + layer, mask=layer < LAYERS, other=0)
-        total = tl.sum(weight * tl.sum(dot, axis=1) / tl.maximum(norms, 1e-24), axis=0)
-    tl.store(out + e, total)
+    e, s = tl.program_id(0), tl.program_id(1)
+    tokens += s * stride_s
+    anchors += (s.to(tl.int64) * entries + e) * LAYERS * D
+    layer = tl.arange(0, ALL)
+    dot = tl.zeros([ALL, PART], tl.float32)
+    ours = tl.zeros([ALL, PART], tl.float32)
+    theirs = tl.zeros([ALL, PART], tl.float32)
+    for start in tl.static_range(0, WIDTH, PART):
+        d = start + tl.arange(0, PART)
+        here = (layer < LAYERS)[:, None] & (d < D)[None, :]
+        stored = tl.load(anchors + layer[:, None] * D + d[None, :], mask=here, other=0).to(tl.float32)
+        token = tl.load(tokens + layer[:, None] * stride_t + d[None, :], mask=here, other=0).to(tl.float32)
+        dot += stored * token
+        ours += token * token
+        theirs += stored * stored
+    norms = tl.sqrt(tl.sum(ours, axis=1)) * tl.sqrt(tl.sum(theirs, axis=1))
+    weight = tl.load(weights + layer, mask=layer < LAYERS, other=0)
+    total = tl.sum(weight * tl.sum(dot, axis=1) / tl.maximum(norms, 1e-24), axis=0)
+    tl.store(out + s * entries + e, total)
 
 
-def affinities(tokens: Tensor, weights: Tensor, state: Reservoir, out: Tensor) -> Tensor:
-    """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] (rows may be strided) and all entries → out [C, M]."""
-    C, M, L, D = state.anchors.shape
-    _affinity[(C * M,)](
-        state.anchors, state.ids, tokens, weights, out, D, tokens.stride(0), LAYERS=L,
-        ALL=triton.next_power_of_2(L), WIDTH=D + -D % 128, PART=128, num_warps=4,
+def affinities(tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor) -> Tensor:
+    """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] (rows may be strided) and entries [C, M, L, D] → [C, M].
+
+    Written into out. All but the weights may have S streams in front. Slots without an entry are zero and so is their
+    affinity: nothing has to be known of them before they are read.
+    """
+    L, D = tokens.shape[-2:]
+    S = len(tokens) if tokens.ndim == 3 else 1
+    entries = out.numel() // S
+    _affinity[(entries, S)](
+        anchors, tokens, weights, out, entries, D, tokens.stride(-2), tokens.stride(0), LAYERS=L,
+        ALL=triton.next_power_of_2(L), WIDTH=D + -D % 128, PART=128, num_warps=2,
     )  # fmt: skip
     return out
 
@@ -226,27 +231,26 @@ def _store(
 def _correct(
     logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
     FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, PROBABILITIES: tl.constexpr,
-    M: tl.constexpr, CLASSES: tl.constexpr,
+    M: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Zero-shot and corrected probabilities of all classes; the ids are still those before the sample."""
     c = tl.arange(0, CLASSES)
     _, plain = _softmax(logits, c, C)
     z, p = _softmax(believed, c, C)
-    total = tl.zeros([CLASSES], tl.float32)
-    entries = tl.zeros([CLASSES], tl.float32)
-    for i in range(M):
-        a = tl.load(affinity + c * M + i, mask=c < C, other=0)
-        used = tl.load(ids + c * M + i, mask=c < C, other=-1) >= 0
-        if FIRST:
-            own = (c == index) & (i == place)
-            a = tl.where(own, 1.0, a)  # a sample's affinity to itself: the layer weights sum to one
-            used = (used & (own == 0)) if EXCLUDE else (used | own)
-        if EXP:
-            a = tl.exp(-sharpness * (1 - a))
-        total += tl.where(used, a, 0.0)
-        entries += tl.where(used, 1.0, 0.0)
+    m = tl.arange(0, SLOTS)
+    slot = c[:, None] * M + m[None, :]
+    here = (c < C)[:, None] & (m < M)[None, :]
+    a = tl.load(affinity + slot, mask=here, other=0)
+    used = tl.load(ids + slot, mask=here, other=-1) >= 0
+    if FIRST:
+        own = (c == index)[:, None] & (m == place)[None, :]
+        a = tl.where(own, 1.0, a)  # a sample's affinity to itself: the layer weights sum to one
+        used = (used & (own == 0)) if EXCLUDE else (used | own)
+    if EXP:
+        a = tl.exp(-sharpness * (1 - a))
+    total = tl.sum(tl.where(used, a, 0.0), axis=1)
     if not SUM:
-        total = total / tl.maximum(entries, 1.0)
+        total = total / tl.maximum(tl.sum(used.to(tl.float32), axis=1), 1.0)
     if PROBABILITIES:
         corrected = p + lam * total
         low = tl.min(tl.where(c < C, corrected, 0.0), axis=0)
@@ -275,7 +279,7 @@ def _finish(
             _store(tokens, anchors, means, index, place, count, layer, D, stride_t, M, SLOTS, LAYERS, WIDTH)
     else:
         _correct(logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
-                 FIRST, EXCLUDE, EXP, SUM, PROBABILITIES, M, CLASSES)  # fmt: skip
+                 FIRST, EXCLUDE, EXP, SUM, PROBABILITIES, M, SLOTS, CLASSES)  # fmt: skip
         number = tl.load(step)
         tl.debug_barrier()  # nothing of the old state is read from here on
         tl.store(step, number + 1)
@@ -322,22 +326,21 @@ def settle(
     [E] float32; tokens [L, D], rows may be strided.
     """
     C, M, L, D = state.anchors.shape
-    E = len(feature)
+    E, slots, classes = len(feature), max(triton.next_power_of_2(M), 2), max(triton.next_power_of_2(C), 16)
     shapes = {
-        "M": M, "SLOTS": max(triton.next_power_of_2(M), 2), "LAYERS": L, "CLASSES": max(triton.next_power_of_2(C), 16),
-        "WIDTH": triton.next_power_of_2(D), "EMBED": triton.next_power_of_2(E),
-        "num_warps": min(max(4, triton.next_power_of_2(C) // 512), 16),
+        "M": M, "SLOTS": slots, "LAYERS": L, "CLASSES": classes, "WIDTH": triton.next_power_of_2(D),
+        "EMBED": triton.next_power_of_2(E),
     }  # fmt: skip
     _propose[(1,)](
         believed, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
         sample.slot, sample.key, C, D, E, tokens.stride(0), STRATEGY=STRATEGIES[config.strategy],
-        TERM=config.key == "class_term", **shapes,
+        TERM=config.key == "class_term", num_warps=min(max(4, classes // 512), 16), **shapes,
     )  # fmt: skip
     _finish[(L + 1,)](
         logits, believed, tokens, feature, sample.affinity, state.anchors, state.features, state.keys, state.ids,
         state.counts, state.step, state.means, sample.label, sample.slot, sample.key, sample.scores, sample.zero_shot,
         config.lam, config.sharpness, C, D, E, tokens.stride(0), FIRST=config.order == "update_first",
         EXCLUDE=config.exclude_own, EXP=config.kernel == "exp", SUM=config.over == "sum",
-        PROBABILITIES=config.domain == "probabilities", **shapes,
+        PROBABILITIES=config.domain == "probabilities", num_warps=min(max(4, classes * slots // 1024), 32), **shapes,
     )  # fmt: skip
     return sample

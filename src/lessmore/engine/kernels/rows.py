@@ -83,35 +83,45 @@ def embed(
 
 @triton.jit
 def _add_norm(
-    x, delta, weight, bias, total, y, rows, D, eps, ADD: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+    x, delta, lead, weight, bias, total, y, rows, tokens, D, eps,
+    ADD: tl.constexpr, LEAD: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
-    here = (m < rows)[:, None] & (d < D)[None, :]
-    place = m[:, None] * D + d[None, :]
+    inside = (m < rows)[:, None] & (d < D)[None, :]
+    here, place = inside, m[:, None] * D + d[None, :]
+    if LEAD:
+        image = m // tokens
+        first = (m % tokens == 0)[:, None]
+        here, place = inside & ~first, (m - image - 1)[:, None] * D + d[None, :]
     value = tl.load(x + place, mask=here, other=0).to(tl.float32)
     if ADD:
         added = (value + tl.load(delta + place, mask=here, other=0).to(tl.float32)).to(x.dtype.element_ty)
         tl.store(total + place, added, mask=here)
         value = added.to(tl.float32)
+    if LEAD:
+        value += tl.load(lead + image[:, None] * D + d[None, :], mask=inside & first, other=0).to(tl.float32)
     mean = tl.sum(value, axis=1) / D
     centred = tl.where((d < D)[None, :], value - mean[:, None], 0.0)
     rise = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + eps)
     scale = tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
     shift = tl.load(bias + d, mask=d < D, other=0).to(tl.float32)
     result = centred * rise[:, None] * scale[None, :] + shift[None, :]
-    tl.store(y + place, result.to(y.dtype.element_ty), mask=here)
+    tl.store(y + m[:, None] * D + d[None, :], result.to(y.dtype.element_ty), mask=inside)
 
 
-def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x + delta and its LayerNorm, all [..., D] contiguous; x itself stays as it is."""
+def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm, lead: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x + delta and its LayerNorm, all [..., D] contiguous; x itself stays as it is.
+
+    lead [B, 1, D]: normalised as well, before the rows of each image, so that x [B, N, D] gives [B, 1 + N, D].
+    """
     D = x.shape[-1]
-    rows = x.numel() // D
-    y, total = torch.empty_like(x), x if delta is None else torch.empty_like(x)
-    lines = 4
+    y = torch.empty_like(x) if lead is None else x.new_empty(len(x), 1 + x.shape[1], D)
+    total, rows, lines = x if delta is None else torch.empty_like(x), y.numel() // D, 4
     _add_norm[(triton.cdiv(rows, lines),)](
-        x, x if delta is None else delta, norm.weight, norm.bias, total, y, rows, D, norm.eps,
-        ADD=delta is not None, WIDTH=triton.next_power_of_2(D), ROWS=lines, num_warps=4,
+        x, x if delta is None else delta, x if lead is None else lead, norm.weight, norm.bias, total, y, rows,
+        y.shape[-2], D, norm.eps, ADD=delta is not None, LEAD=lead is not None, WIDTH=triton.next_power_of_2(D),
+        ROWS=lines, num_warps=4,
     )  # fmt: skip
     return total, y
 
