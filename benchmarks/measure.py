@@ -1,134 +1,251 @@
-"""Do all runs of some tables on one machine with a GPU, each part where it is fast; the tables follow with --collect.
+"""Do all runs of some tables in one process on a GPU; the tables follow with --collect.
 
     python benchmarks/measure.py options budget --model MODEL --root DATA --dataset eurosat --limit 600 --output OUT
     lessmore reproduce options budget --model MODEL --root DATA --dataset eurosat --limit 600 --output OUT --collect
 
-Left to itself a run encodes images one by one on its own device, which is exact and slow. Here images are encoded in
-batches on the GPU, into the cache of runs on the CPU, where methods that go on from encodings are quick; the encodings
-differ from those by rounding, which now and then decides which of two nearly tied tokens goes; the largest difference
-over a few images is printed. Methods that need the tower itself (views, gradients, anchors that guide the encoder) run
-on the GPU meanwhile, a few at a time.
+Left to itself a run is a process that encodes images one by one. Here one process has the GPU to itself and all images
+on it. It encodes a stream in batches, once for every condensation, and TCA goes through each order of it by the exact
+steps of the engine `chunk`; where anchors guide the encoder, that engine encodes again what does not fit. Tent and SAR
+take the steps of all streams together, methods with the same views share them (`measure_gradients.py`). Other processes
+decode, let TDA go on from features, and write what `lessmore run` would have written, times apart
+(`measure_records.py`).
+
+Batches differ from one by one by rounding, which now and then decides which of two nearly tied tokens goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import time
 from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 import torch
+import torchmetrics.functional.classification
+from measure_gradients import online, viewed
+from measure_records import Answers, Bench, Costs, begin, image, pixels, record, setup_for
 from torch import Tensor
-from tqdm import tqdm
 
-from lessmore.cli.run import line
+from lessmore import encoder
 from lessmore.config import Condensation
-from lessmore.data.stream import Stream
-from lessmore.encoder import PLAIN, Encoded, encode
-from lessmore.eval.cache import Entry, Shards, cache_folder, effective
-from lessmore.eval.job import Job, open_model, prepare
-from lessmore.eval.loader import Loaded, load_one
+from lessmore.data.dataset import Dataset
+from lessmore.data.stream import Stream, make_stream
+from lessmore.encoder import PLAIN, Encoded
+from lessmore.engine.chunk import SIZES, Chunk
+from lessmore.eval.cache import effective
+from lessmore.eval.job import prepare
+from lessmore.eval.provenance import environment
 from lessmore.eval.spec import RunSpec
-from lessmore.eval.sweep_local import run_locally
-from lessmore.reproduce.plan import Shelf, Wishes, distinct, plan
+from lessmore.methods import Setup, make
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.reproduce.plan import Shelf, Wishes, distinct, finished, plan
 from lessmore.reproduce.tables import find
 from lessmore.vit import ViT
-from lessmore.vlm import VLM, Transform
+from lessmore.vlm import load
 
-SLOW = ("mta", "zero", "tpt", "c-tpt", "sar", "tent", "tca")
-"""In the order in which they run, so that what is cut off is whole rows."""
-CHECKED = 4
-"""Images of every stream and condensation that are encoded alone, too."""
-_here: tuple[Stream, Transform]
-
-
-def wanted(specs: list[RunSpec], vlm: VLM) -> dict[str, tuple[Job, set[Condensation]]]:
-    """Streams by name, each with the condensations its images are needed under."""
-    jobs: dict[str, Job] = {}
-    kinds: dict[str, set[Condensation]] = defaultdict(lambda: {PLAIN})
-    datasets = {spec.dataset: prepare(spec, vlm).stream.dataset for spec in specs}
-    for spec in tqdm(specs, unit="run"):
-        name = f"{spec.dataset} {spec.corruption or ''}"
-        if name not in jobs:
-            jobs[name] = prepare(spec, vlm, datasets[spec.dataset])
-        if on_cpu(spec):
-            kinds[name].add(effective(spec.settings().condensation))
-    return {name: (job, kinds[name]) for name, job in jobs.items()}
+_IMPORTED_BEFORE_THE_FORK = (scipy.stats, torchmetrics.functional.classification)
+_KINDS = {
+    **dict.fromkeys(("tpt", "c-tpt"), "prompts"),
+    **dict.fromkeys(("tent", "sar"), "online"),
+    **dict.fromkeys(("zeroshot", "tda", "tca"), "encoded"),
+    **dict.fromkeys(("mta", "zero"), "views"),
+}
+_ORDER = ("prompts", "online", "encoded", "guided", "views")
+"""In which the kinds of runs are done."""
+Where = tuple[str, str | None, int | None]
+"""Data set, corruption and limit: which images."""
 
 
-def on_cpu(spec: RunSpec) -> bool:
-    """Whether the method goes on from encodings."""
-    guided = effective(spec.settings().condensation).uses_anchor
-    return spec.method in ("zeroshot", "tda") or (spec.method == "tca" and not guided)
+class Pictures(NamedTuple):
+    """The images of a stream, in the order of seed 0."""
+
+    ids: dict[str, int]
+    pixels: Tensor
+    """[n, 3, H, W]"""
+    plain: Tensor
+    """Features without condensation, [n, E]."""
 
 
-def begin(stream: Stream, preprocess: Transform) -> None:
-    """What a loading process holds."""
-    global _here
-    _here = stream, preprocess
-    torch.set_num_threads(1)
+class Codes(NamedTuple):
+    """Their encodings under one condensation."""
+
+    feature: Tensor
+    tokens: Tensor
+    kept: list[int]
 
 
-def one(i: int) -> Loaded:
-    """Sample `i`, decoded, corrupted and preprocessed."""
-    return load_one(*_here, i)
+class Machine:
+    """The GPU's side of it."""
+
+    def __init__(self, bench: Bench, specs: Sequence[RunSpec], pool: ProcessPoolExecutor, batch: int) -> None:
+        self.bench, self.pool, self.batch = bench, pool, batch
+        self.vision = bench.vlm.vision
+        text = {name: setup.text.to(self.vision.positions) for name, setup in bench.setups.items()}
+        on_device = {"vision": self.vision, "vlm": bench.vlm}
+        self.setups = {name: replace(s, text=text[name], **on_device) for name, s in bench.setups.items()}
+        self.written: list[Future[str]] = []
+        self.order = functools.cache(self._order)
+        self.pictures = {where: self._pictures(where) for where in dict.fromkeys(map(where_of, specs))}
+
+    def _pictures(self, where: Where) -> Pictures:
+        stream = stream_at(self.bench, where, 0)
+        made = self.pool.map(partial(pixels, where), range(len(stream)), chunksize=10)
+        there = torch.from_numpy(np.stack(list(made))).to(self.vision.positions)
+        ids = {stream.id(i): i for i in range(len(stream))}
+        return Pictures(ids, there, codes(self.vision, there, PLAIN, self.batch).feature)
+
+    def setup(self, spec: RunSpec) -> Setup:
+        """What the run's method is built from."""
+        return setup_for(self.setups[spec.dataset], spec)
+
+    def _order(self, where: Where, seed: int) -> list[int]:
+        """The images of a stream in the order of a seed."""
+        stream, ids = stream_at(self.bench, where, seed), self.pictures[where].ids
+        return [ids[stream.id(i)] for i in range(len(stream))]
+
+    def probabilities(self, spec: RunSpec, feature: Tensor) -> Tensor:
+        """Zero-shot, of features [n, E]: [n, C]."""
+        setup = self.setups[spec.dataset]
+        none = feature.new_empty(len(feature), 0, 0)
+        return zero_shot_logits(Encoded(feature, none, []), setup.text, setup.logit_scale).softmax(dim=-1)
+
+    def hand_over(self, spec: RunSpec, scores: Tensor, before: Tensor, kept: Sequence[int]) -> None:
+        """Have a run written; scores and before [n, C] in its order, kept in the order of seed 0."""
+        order = self.order(where_of(spec), spec.seed)
+        plain = self.probabilities(spec, self.pictures[where_of(spec)].plain)[order]
+        ours, unadapted, matched = (part.float().cpu().numpy() for part in (scores, before, plain))
+        method = make(spec.method, self.setup(spec))
+        costs = Costs(method.macs("paper"), method.macs("matmul"))
+        answers = Answers(ours, unadapted, matched, [kept[i] for i in order])
+        self.written.append(self.pool.submit(record, spec, answers, costs))
+
+    def encoded(self, specs: Sequence[RunSpec]) -> None:
+        """Runs that go on from the encodings of one stream under one condensation."""
+        where, condensation = where_of(specs[0]), condensation_of(specs[0])
+        found = codes(self.vision, self.pictures[where].pixels, condensation, self.batch)
+        for spec in specs:
+            rows = torch.tensor(self.order(where_of(spec), spec.seed), device=found.feature.device)
+            before = self.probabilities(spec, found.feature[rows])
+            scores = before if spec.method == "zeroshot" else found.feature[rows]
+            if spec.method == "tca":
+                scores = walked(self.setup(spec), found, rows)
+            self.hand_over(spec, scores, before, found.kept)
+
+    def guided(self, specs: Sequence[RunSpec]) -> None:
+        """A run of TCA whose anchors guide the encoder."""
+        (spec,) = specs
+        setup, config = self.setup(spec), spec.settings().condensation
+        first = partial(encoder.begin, self.vision, config=config)
+        chunk = Chunk(setup, SIZES, first, lambda begun, anchors: encoder.resume(self.vision, begun, config, anchors))
+        order = self.order(where_of(spec), spec.seed)
+        answers = chunk.predict_many(self.pictures[where_of(spec)].pixels[order])
+        last = torch.stack([answer.steps[-1].target.amax() for answer in answers])
+        kept = dict(zip(order, (last + 1 + self.vision.shape.class_token).tolist(), strict=True))
+        scores, before = (torch.stack(part) for part in ([a.scores for a in answers], [a.zero_shot for a in answers]))
+        self.hand_over(spec, scores, before, [kept[i] for i in range(len(order))])
+        print(f"again {chunk.work.again / chunk.work.images:.2f}, walks {chunk.work.walks}", flush=True)
+
+    def online(self, specs: Sequence[RunSpec]) -> None:
+        """Tent or SAR, all streams together."""
+        orders = [self.order(where_of(spec), spec.seed) for spec in specs]
+        seen = [self.pictures[where_of(spec)].pixels[order] for spec, order in zip(specs, orders, strict=True)]
+        answers = online([self.setup(spec) for spec in specs], seen, specs[0].method)
+        for spec, scores in zip(specs, answers, strict=True):
+            self.unreduced(spec, scores)
+
+    def by_views(self, specs: Sequence[RunSpec]) -> None:
+        """Methods on one stream that look at the same views of its images."""
+        methods = [make(spec.method, self.setup(spec)) for spec in specs]
+        where, seed = where_of(specs[0]), specs[0].seed
+        originals = self.pool.map(partial(image, where), self.order(where, seed), chunksize=4)
+        answers = [viewed(methods, methods[0].views(original, seed)) for original in originals]  # type: ignore[attr-defined]
+        for spec, scores in zip(specs, zip(*answers, strict=True), strict=True):
+            self.unreduced(spec, torch.stack(scores))
+
+    def unreduced(self, spec: RunSpec, scores: Tensor) -> None:
+        """Hand over a run of a method that sees all tokens."""
+        before = self.probabilities(spec, self.pictures[where_of(spec)].plain[self.order(where_of(spec), spec.seed)])
+        self.hand_over(spec, scores, before, [self.vision.shape.tokens] * len(before))
 
 
-def batches(job: Job, size: int, processes: int) -> Iterator[tuple[list[str], Tensor]]:
-    """Names and pixels [B, 3, H, W] of all images of a stream that can be read."""
-    context = get_context("fork")
-    with ProcessPoolExecutor(processes, context, begin, (job.stream, job.vlm.preprocess)) as pool:
-        good = [x for x in pool.map(one, range(len(job.stream)), chunksize=10) if x.pixels is not None]
-    for start in range(0, len(good), size):
-        part = good[start : start + size]
-        yield [job.stream.id(x.i) for x in part], torch.from_numpy(np.stack([x.pixels for x in part]))  # type: ignore[arg-type,misc]
+def stream_at(bench: Bench, where: Where, seed: int) -> Stream:
+    """The stream of some images in the order of a seed."""
+    dataset, corruption, limit = where
+    return make_stream(bench.datasets[dataset], "iid", seed, limit, corruption)
 
 
-def entries(vision: ViT, pixels: Tensor, config: Condensation) -> list[Entry]:
-    """Encodings of a batch, image by image, on the CPU."""
-    feature, tokens, steps = encode(vision, pixels, config)
-    kept = steps[-1].target.flatten(1).amax(1) + 1 + vision.shape.class_token if steps else None
-    return [
-        Entry(
-            Encoded(feature[i : i + 1].cpu(), tokens[i : i + 1].cpu(), []),
-            vision.shape.tokens if kept is None else int(kept[i]),
-        )
-        for i in range(len(pixels))
-    ]
+def where_of(spec: RunSpec) -> Where:
+    """Which images a run sees."""
+    return spec.dataset, spec.corruption, spec.limit  # type: ignore[return-value]
 
 
-def fill(job: Job, kinds: set[Condensation], vision: ViT, args: argparse.Namespace) -> float:
-    """Put every encoding of a stream into the cache; returns the largest difference to one by one."""
-    shelves = {config: Shards(cache_folder(True, job.sight, config), tokens=True) for config in kinds}
-    worst = 0.0
-    for number, (names, pixels) in enumerate(batches(job, args.batch, args.processes[0])):
-        there = pixels.to(vision.positions)
-        for config, shards in shelves.items():
-            made = entries(vision, there, config)
-            for name, entry in zip(names, made, strict=True):
-                shards.put(name, entry)
-            for i in range(CHECKED if number == 0 else 0):
-                (alone,) = entries(vision, there[i : i + 1], config)
-                both = zip(made[i].encoded[:2], alone.encoded[:2], strict=True)
-                worst = max(worst, *(float((a - b).abs().max() / b.abs().max()) for a, b in both))
-    for shards in shelves.values():
-        shards.flush()
-    return worst
+def condensation_of(spec: RunSpec) -> Condensation:
+    """What the run's images are encoded under."""
+    return effective(spec.settings().condensation)
 
 
-def run(specs: list[RunSpec], output: Path, processes: int) -> None:
-    """Do the runs and say what came of each."""
-    for done in run_locally(specs, output, processes, threads=1):
-        print(done.error or line(done.summary), flush=True)  # type: ignore[arg-type]
+def codes(vision: ViT, images: Tensor, config: Condensation, batch: int) -> Codes:
+    """Encode images [n, 3, H, W] in batches."""
+    features, tokens, kept = [], [], []
+    for part in images.split(batch):
+        feature, token, steps = encoder.encode(vision, part, config)
+        features.append(feature)
+        tokens.append(token)
+        last = steps[-1].target.flatten(1).amax(1) + 1 + vision.shape.class_token if steps else None
+        kept += [vision.shape.tokens] * len(part) if last is None else last.tolist()
+    return Codes(torch.cat(features), torch.cat(tokens), kept)
 
 
-@torch.no_grad()
-def main() -> None:
-    """Plan as `lessmore reproduce` does, encode, and run."""
+def walked(setup: Setup, found: Codes, rows: Tensor) -> Tensor:
+    """TCA's probabilities [n, C] for encodings in the order of rows [n]."""
+    chunk = Chunk(
+        setup,
+        (len(rows),),
+        prefix=lambda chosen: chosen,  # type: ignore[arg-type,return-value]
+        rest=lambda chosen, _: Encoded(found.feature[chosen], found.tokens[chosen], []),  # type: ignore[index]
+    )
+    return torch.stack([answer.scores for answer in chunk.predict_many(rows)])
+
+
+def tasks(machine: Machine, specs: Sequence[RunSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What there is to do, in the order in which it should be done, so that what is cut off is whole rows."""
+    groups: dict[Any, list[RunSpec]] = defaultdict(list)
+    for spec in specs:
+        config, where = condensation_of(spec), where_of(spec)
+        kind = "guided" if spec.method == "tca" and config.uses_anchor else _KINDS[spec.method]
+        apart = {"online": (spec.method,), "encoded": (config, where), "guided": (spec.settings(), where, spec.seed)}
+        groups[kind, apart.get(kind, (where,))].append(spec)
+    ways = {"online": machine.online, "encoded": machine.encoded, "guided": machine.guided}
+    datasets = list(dict.fromkeys(spec.dataset for spec in specs))
+    for kind, what in sorted(groups, key=lambda key: (_ORDER.index(key[0]), datasets.index(groups[key][0].dataset))):
+        first = groups[kind, what][0]
+        name = f"{kind} {first.method} {first.preset} {first.R} {first.reducer} {dict(first.options)} {where_of(first)}"
+        yield name, partial(ways.get(kind, machine.by_views), groups[kind, what])
+
+
+def prepared(specs: Sequence[RunSpec], shelf: Shelf, output: Path) -> Bench:
+    """Model, data sets and class embeddings, each once."""
+    here = load(specs[0].model)
+    vlm = here.to(specs[0].device)
+    vlm.fingerprint()  # now, for processes that are forked cannot read the weights
+    first = {spec.dataset: spec for spec in reversed(specs)}
+    datasets = {name: dataset for name in first if isinstance(dataset := shelf(name), Dataset)}
+    made = {name: prepare(first[name], vlm, dataset).setup(cache=False) for name, dataset in datasets.items()}
+    setups = {name: replace(setup, text=setup.text.cpu(), vision=here.vision, vlm=None) for name, setup in made.items()}
+    return Bench(vlm, datasets, setups, environment(vlm.device), output)
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+")
     parser.add_argument("--model", required=True)
@@ -137,27 +254,45 @@ def main() -> None:
     parser.add_argument("--corruption", nargs="+", default=["none"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--rows", nargs="*", default=[], help="patterns, as for lessmore reproduce")
+    parser.add_argument("--methods", nargs="+", default=list(_KINDS), help="do the runs of these alone")
     parser.add_argument("--output", required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--processes", type=int, nargs=2, default=[8, 4], help="on the CPU and on the GPU")
-    args = parser.parse_args()
-    common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": "cpu"}
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so many")
+    return parser.parse_args()
+
+
+def missing(args: argparse.Namespace, shelf: Shelf) -> list[RunSpec]:
+    """The runs that the tables need and that are not done, planned as `lessmore reproduce` plans."""
+    common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": args.device}
     corruptions = tuple(None if name == "none" else name for name in args.corruption)
-    wishes = Wishes(args.model, tuple(args.dataset), corruptions, tuple(args.seeds), common=common)
+    wishes = Wishes(args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common)
+    runs = distinct(plan(find(name), wishes, shelf) for name in args.tables)
+    done = finished(Path(args.output) / "runs")
+    return [spec for key, spec in runs.items() if key not in done and spec.method in args.methods]
+
+
+@torch.no_grad()
+def main() -> None:
+    """Do what is not done yet."""
+    begun, args = time.monotonic(), arguments()
     shelf = Shelf(Path(args.root))
-    specs = list(distinct(plan(find(name), wishes, shelf) for name in args.tables).values())
-    slow = [replace(spec, device=args.device) for spec in specs if not on_cpu(spec)]
-    slow.sort(key=lambda spec: (SLOW.index(spec.method), spec.preset == "fixed", str(spec.options)))
-    gpu = get_context("spawn").Process(target=run, args=(slow, Path(args.output) / "runs", args.processes[1]))
-    gpu.start()
-    vlm = open_model(specs[0])
-    vision = open_model(replace(specs[0], device=args.device)).vision
-    for name, (job, kinds) in wanted(specs, vlm).items():
-        worst = fill(job, kinds, vision, args)
-        print(f"{name}: {len(job.stream)} images, {len(kinds)} condensations, off by {worst:.1e} at most", flush=True)
-    run([spec for spec in specs if on_cpu(spec)], Path(args.output) / "runs", args.processes[0])
-    gpu.join()
+    specs = missing(args, shelf)
+    bench = prepared(specs, shelf, Path(args.output))
+    with ProcessPoolExecutor(args.processes, get_context("fork"), begin, (bench,)) as pool:
+        machine = Machine(bench, specs, pool, args.batch)
+        print(f"{len(specs)} runs; ready after {time.monotonic() - begun:.0f} s", flush=True)
+        for name, task in tasks(machine, specs):
+            start = time.monotonic()
+            if start - begun > args.seconds:
+                print(f"no time for {name}", flush=True)
+                continue
+            task()
+            print(f"{start - begun:.0f} s: {name} took {time.monotonic() - start:.2f} s", flush=True)
+        for future in machine.written:
+            print(future.result(), flush=True)
 
 
 if __name__ == "__main__":

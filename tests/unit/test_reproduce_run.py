@@ -304,6 +304,16 @@ def results_page() -> ModuleType:
     return module
 
 
+def test_a_table_of_gains_shows_calibration_in_place_of_changes() -> None:
+    value = value_of(REPOSITORY / "benchmarks" / "results" / "reproduce" / "photo-s8", "methods")
+    text = FORMATS["markdown"][1](value)
+    assert "change from" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| TDA | 0")]
+    errors = [cell["ece"] for cell in next(row for row in value["rows"] if row["name"] == "TDA")["cells"]]
+    shown = [float(cell) for cell in line.split("|")[2:-1]]
+    assert shown == pytest.approx([*errors, sum(errors[:3]) / 3, sum(errors[3:]) / 3], abs=6e-4)
+
+
 def test_the_results_page_is_what_the_committed_json_says() -> None:
     page = results_page()
     text = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")

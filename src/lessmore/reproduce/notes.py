@@ -19,6 +19,7 @@ _PAPER = (
     "Differences are in points. Percentages in the paper are relative to the baseline's accuracy (58.00 → 70.43 is its "
     "21.4 %); where it prints nothing else, the accuracy is computed from them. Its GFLOPs are multiply-accumulates."
 )
+_CALIBRATION = "Calibration error: expected, over 15 bins, mean over the orders; 0 is perfect."
 _TUNED = (
     "† Settings chosen on the test labels of the very data set; they say what tuning could bring, not what to expect."
 )
@@ -28,7 +29,9 @@ _ATS = "The cost of ATS depends on the image; ours is its upper bound, the paper
 def notes(value: Value, compared: Set[Place]) -> Iterator[str]:
     """One paragraph each; compared: the cells of the paper that are shown."""
     yield _OURS
-    if any("change" in cell for row in value["rows"] for cell in row["cells"]):
+    if from_zero_shot(value):
+        yield _CALIBRATION
+    elif any("change" in cell for row in value["rows"] for cell in row["cells"]):
         yield f"Change from {value['base']}: in points, image by image, with its 95 % interval over the images."
     printed = value["paper"]
     if compared:
@@ -46,6 +49,17 @@ def notes(value: Value, compared: Set[Place]) -> Iterator[str]:
         yield f"‡ On the paper's numbers: {'; '.join(remarks)}."
     yield from _absent(value)
     yield _made(value)
+
+
+def is_plain(row: Value) -> bool:
+    """Whether a row is matched zero-shot itself."""
+    settings = row["settings"]
+    return settings is not None and (settings["method"], settings["reducer"]) == ("zeroshot", "none")
+
+
+def from_zero_shot(value: Value) -> bool:
+    """Whether the table's base is matched zero-shot, so that gains are the changes from it."""
+    return any(row["name"] == value["base"] and is_plain(row) for row in value["rows"])
 
 
 def marks(value: Value, row: str, cell: str) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from lessmore.reproduce.notes import Place, Value, marks, notes
+from lessmore.reproduce.notes import Place, Value, from_zero_shot, is_plain, marks, notes
 
 NONE = "–"
 TUNED = "†"
@@ -42,8 +43,8 @@ class Page:
 def page(value: Value) -> Page:
     """The table as it is read."""
     beside, compared = _beside(value)
-    changes = _changes(value)
-    grids = (_measured(value), *([changes] if changes.lines else []), *([beside] if compared else []))
+    second = _calibration(value) if from_zero_shot(value) else _changes(value)
+    grids = (_measured(value), *([second] if second.lines else []), *([beside] if compared else []))
     return Page(f"{value['title']}: {value['model']}", command(value), grids, tuple(notes(value, compared)))
 
 
@@ -82,12 +83,6 @@ def _measured(value: Value) -> Grid:
         lines.append(_zero_shot(value))
     lines += [_line(row) for row in value["rows"] if row["settings"] is not None]
     return Grid("Measured", head, tuple(lines))
-
-
-def is_plain(row: Value) -> bool:
-    """Whether a row is matched zero-shot itself."""
-    settings = row["settings"]
-    return settings is not None and (settings["method"], settings["reducer"]) == ("zeroshot", "none")
 
 
 def _images(value: Value) -> Iterator[Text]:
@@ -141,6 +136,23 @@ def _changed(cell: Value) -> Text:
         return Text(NONE)
     value, low, high = cell["change"]
     return Text(f"{value:+.1f} [{low:+.1f}, {high:+.1f}]", strong=low > 0 or high < 0)
+
+
+def _calibration(value: Value) -> Grid:
+    """Expected calibration errors, in place of changes that the gains show already."""
+    head = ("calibration error", *map(column_name, value["columns"]), *value["averages"])
+    lines = []
+    for row in value["rows"]:
+        errors = [cell.get("ece") for cell in row["cells"]]
+        means = [_mean([errors[n] for n in part]) for part in value["averages"].values()]
+        if row["settings"] is not None:
+            lines.append((Text(_name(row)), *(Text(NONE if e is None else f"{e:.3f}") for e in [*errors, *means])))
+    return Grid("Calibration error", head, tuple(lines))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def _beside(value: Value) -> tuple[Grid, set[Place]]:
