@@ -32,8 +32,10 @@ from labelfree_rules import (
     BASELINES,
     BOLDER,
     CAREFUL,
+    DEFAULT,
     DETECTOR,
     ENDLESS,
+    FIXED,
     MEAN,
     OURS,
     TDA,
@@ -48,7 +50,7 @@ from labelfree_rules import (
     strength,
 )
 from labelfree_streams import CLEAN, KINDS, Shelf, Stream, encode_sets, load, streams
-from labelfree_tables import picture, show
+from labelfree_tables import RESAMPLES, mean_of, picture, show
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -57,8 +59,9 @@ from lessmore.files import replacing
 from lessmore.methods.tda import TUNED
 
 SCHEMA = "lessmore.labelfree/1"
-ORDERS, CHANGE_ORDERS, RESAMPLES, WINDOW = 3, 24, 2000, 100
+ORDERS, CHANGE_ORDERS, WINDOW = 3, 24, 100
 ORDERLY = ["i.i.d.", "sorted"]
+BESIDE = (MEAN, BOLDER, FIXED, DEFAULT)
 STATIONARY = [*ORDERLY, "blocks of 10", "blocks of 50"]
 CHANGING = ["sudden change", "gradual change"]
 HARM = [kind for kind in KINDS if "change" not in kind]
@@ -130,13 +133,6 @@ def cells(shelf: Shelf, rule: Rule, kinds: list[str], conditions: list[str], dra
     return found
 
 
-def mean_of(values: Sequence[float] | Floats) -> list[float]:
-    """Mean, its 95 % interval by a bootstrap over the values (streams), least, greatest, and number of values."""
-    x = np.asarray(values, dtype=float)
-    means = x[np.random.default_rng(0).integers(len(x), size=(RESAMPLES, len(x)))].mean(axis=1)
-    return [float(x.mean()), *map(float, np.quantile(means, (0.025, 0.975))), float(x.min()), float(x.max()), len(x)]
-
-
 def summary(found: Cells) -> dict[str, Any]:
     """Per kind, rule, and clean or shifted: gain; the same over zero-shot at R = 0.9; what the rule gains more."""
     out: dict[str, Any] = {}
@@ -158,11 +154,11 @@ def summary(found: Cells) -> dict[str, Any]:
 
 
 def by_stream(found: Cells) -> dict[str, Any]:
-    """Set, condition, kind → the rule's gain, low, high; over zero-shot at R = 0.9; gains of running mean and bold."""
+    """Set, condition, kind → the rule's gain, low, high; over zero-shot at R = 0.9; gains of BESIDE."""
     out: dict[str, Any] = {}
     for (name, condition, kind, rule), cell in found.items():
         if rule == OURS.name:
-            bare, *others = (float(found[name, condition, kind, other.name][0]) for other in (ZERO_SHOT, MEAN, BOLDER))
+            bare, *others = (float(found[name, condition, kind, other.name][0]) for other in (ZERO_SHOT, *BESIDE))
             row = [*cell.tolist(), float(cell[0]) - bare, *others]
             out.setdefault(name, {}).setdefault(condition, {})[kind] = row
     return out
@@ -314,11 +310,11 @@ def _pairs(conditions: Sequence[str]) -> list[str]:
 def _all_cells(shelf: Shelf, conditions: list[str], changes: list[str]) -> Cells:
     n, tuned = len(shelf.labels), shelf.name in TUNED
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    plans = [(rule, HARM, conditions) for rule in (OURS, BOLDER, MEAN, ZERO_SHOT)]
-    others = [rule for rule in BASELINES if rule not in (BOLDER, MEAN, ZERO_SHOT) and (rule != TUNED_TDA or tuned)]
+    plans = [(rule, HARM, conditions) for rule in (OURS, *BESIDE, ZERO_SHOT)]
+    others = [rule for rule in BASELINES if rule not in (*BESIDE, ZERO_SHOT) and (rule != TUNED_TDA or tuned)]
     plans += [(rule, ORDERLY, conditions) for rule in (*others, *TRIED)]
     plans += [(rule, ABLATED, conditions) for rule in ABLATIONS]
-    plans += [(rule, CHANGING, changes) for rule in (OURS, BOLDER, MEAN, ZERO_SHOT, ENDLESS, DETECTOR) if changes]
+    plans += [(rule, CHANGING, changes) for rule in (OURS, *BESIDE, ZERO_SHOT, ENDLESS, DETECTOR) if changes]
     found: Cells = {}
     for rule, kinds, chosen in tqdm(plans, desc=shelf.name, leave=False):
         found |= cells(shelf, rule, kinds, chosen, draws)

@@ -135,7 +135,7 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
     return centred(f, middles[0], stage.text, middles[1], seen.mean()), (means, counts, total)
 
 
-def _tca_like(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
     config = preset("fixed").adaptation
     keys, heights = state
@@ -155,6 +155,17 @@ def _tca_like(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 def _reservoir(stage: Stage) -> State:
     C, E, M = *stage.text.shape, preset("fixed").adaptation.M
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
+
+
+def _whole(doubt: float) -> Step:
+    """The rule, then reservoir and correction by its logits, as the presets `default` and `bold` have it."""
+
+    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+        logits, own = centre.observe(state[0], z, stage.lean, doubt)
+        answer, reservoir = _corrected(state[1], f, logits, stage)
+        return answer, (own, reservoir)
+
+    return step
 
 
 def _tda_method(stage: Stage, tuned: bool) -> library_tda.TDA:
@@ -268,11 +279,15 @@ ZERO_SHOT = Rule("zero-shot, R = 0.9", lambda stage: (), lambda state, f, z, sta
 MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _mean)
 OURS = variant("the rule")
 BOLDER = variant("the rule, bold", BOLD)
+FIXED = Rule("fixed, on features", _reservoir, _corrected)
+DEFAULT = Rule("default, on features", lambda stage: (_centre(stage), _reservoir(stage)), _whole(CAREFUL))
 TDA = tda("TDA, defaults")
 TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
 BASELINES = (
     ZERO_SHOT,
-    Rule("TCA-like, on features", _reservoir, _tca_like),
+    FIXED,
+    DEFAULT,
+    Rule("bold, on features", DEFAULT.start, _whole(BOLD)),
     TDA,
     TUNED_TDA,
     Rule("class-balanced centre", lambda stage: (*_means(stage), _feature(stage)), _balanced),
