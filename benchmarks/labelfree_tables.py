@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 PICTURED = (
     ("EuroSAT, clean", "eurosat", "none>none"),
-    ("EuroSAT, contrast 4", "eurosat", "contrast:4>contrast:4"),
+    ("EuroSAT, contrast 2", "eurosat", "contrast:2>contrast:2"),
     ("Caltech101, clean, then contrast 4", "caltech101", "none>contrast:4"),
 )
 RESAMPLES = 2000

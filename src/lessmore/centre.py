@@ -78,8 +78,8 @@ def observe(centre: Centre, logits: Tensor, lean: Tensor, doubt: float) -> tuple
     again = seen > 0
     turns = turns + torch.where(again, (p - last).square().sum(), 0)
     rest = z - total / seen.clamp_min(1e-9)
-    rise = rise + torch.where(again, rest.amax() + rest.amin(), 0)
-    span = span + torch.where(again, rest.amax() - rest.amin(), 0)
+    high, low = rest.amax(dim=-1), rest.amin(dim=-1)
+    rise, span = rise + torch.where(again, high + low, 0), span + torch.where(again, high - low, 0)
     total, seen, power = total + z, seen + 1, power + z.square().mean()
 
     mean = total / seen
