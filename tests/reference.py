@@ -7,7 +7,7 @@ Patches are counted from 0 without the class token; n is a number of patches, N 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -80,17 +80,22 @@ class Tower:
             outputs.append(maps[-1] @ v[:, part])
         return np.concatenate(outputs, axis=1), np.stack(maps)
 
-    def attend(self, i: int, x: Array, anchor: Array | None, anchor_kv: bool) -> tuple[Array, Array]:
+    def attend(
+        self, i: int, x: Array, anchor: Array | None, anchor_kv: bool, times: list[int] | None = None
+    ) -> tuple[Array, Array]:
         """Block i's attention, eq. (domain-aware-eval): queries [V; A], keys and values [V; A] iff `anchor_kv`.
 
         Returns what is added to the tokens [N, D] and the maps [H, queries, keys]; the anchor, if there is one, is the
-        last query and (iff `anchor_kv`) the last key. It gives no output.
+        last query and (iff `anchor_kv`) the last key. It gives no output. Token j is there as a key times[j] times
+        over, literally; the map has one column for it.
         """
         N, D = x.shape
         stacked = x if anchor is None else np.vstack([x, anchor])
         keys = N + int(anchor is not None and anchor_kv)
         qkv = self.linear(f"blocks.{i}.attn.qkv", self.norm(f"blocks.{i}.norm1", stacked))
-        mixed, maps = self.heads_attend(qkv[:, :D], qkv[:keys, D : 2 * D], qkv[:keys, 2 * D :])
+        owner = np.repeat(np.arange(keys), [*(times or [1] * N), 1][:keys])
+        mixed, maps = self.heads_attend(qkv[:, :D], qkv[owner, D : 2 * D], qkv[owner, 2 * D :])
+        maps = np.stack([maps[:, :, owner == j].sum(axis=2) for j in range(keys)], axis=2)
         return self.linear(f"blocks.{i}.attn.out", mixed[:N]) * self.w.get(f"blocks.{i}.scale1", 1.0), maps
 
     def mlp(self, name: str, x: Array) -> Array:
@@ -176,12 +181,13 @@ def schedule(n: int, config: Condensation) -> Split:
     return Split(n - rest, ambiguous, pruned, min(config.K, ambiguous), int(fuses and pruned > 0))
 
 
-def score_rows(maps: Array, first: int, N: int, has_anchor: bool, rows: str) -> Array:
+def score_rows(maps: Array, first: int, N: int, has_anchor: bool, rows: str, times: list[int] | None = None) -> Array:
     """Per head the attention every patch receives, [H, n]: the class row, the anchor's row or the mean of the two.
 
-    Not renormalised over the patches. Without a class token the mean over all patches' queries takes its place.
+    Not renormalised over the patches. Without a class token the mean over all patches' queries takes its place, where
+    token j asks times[j] times.
     """
-    of_class = maps[:, 0, first:N] if first else maps[:, :N, :N].mean(axis=1)
+    of_class = maps[:, 0, first:N] if first else np.average(maps[:, :N, :N], axis=1, weights=times)
     if not has_anchor or rows == "class":
         return of_class
     of_anchor = maps[:, N, first:N]
@@ -220,12 +226,15 @@ def coreset(points: list[Array], K: int) -> list[Cluster]:
     return clusters
 
 
-def merged_value(points: list[Array], cluster: Cluster, merge: str) -> Array:
-    """Eq. (token_merged): the mean of the cluster, or weights 1/distance to the centre, 1 at distance 0."""
+def merged_value(points: list[Array], cluster: Cluster, merge: str, times: list[int] | None = None) -> Array:
+    """Eq. (token_merged): the mean of the cluster, or weights 1/distance to the centre, 1 at distance 0.
+
+    times: how often each point counts.
+    """
     weights = []
     for i in cluster.members:
         far = float(np.linalg.norm(points[i] - points[cluster.centre]))
-        weights.append(1.0 if merge == "mean" or far == 0 else 1 / far)
+        weights.append((1.0 if merge == "mean" or far == 0 else 1 / far) * (times[i] if times else 1))
     return np.sum([w * points[i] for w, i in zip(weights, cluster.members, strict=True)], axis=0) / sum(weights)
 
 
@@ -240,19 +249,22 @@ class Condensed(NamedTuple):
     fused: bool
 
 
-def condense(x: Array, s: Array, order: list[int], split: Split, merge: str) -> tuple[Array, list[Cluster]]:
+def condense(
+    x: Array, s: Array, order: list[int], split: Split, merge: str, times: list[int] | None = None
+) -> tuple[Array, list[Cluster]]:
     """Algorithm 1 on the patches x [n, D] between attention and MLP: kept, merged and fused tokens, in this order."""
     keep, ambiguous = split.keep, order[split.keep : split.keep + split.ambiguous]
-    points = [x[j] for j in ambiguous]
+    points, often = [x[j] for j in ambiguous], [times[j] for j in ambiguous] if times else None
     clusters = coreset(points, split.centres)
-    tokens = [x[j] for j in order[:keep]] + [merged_value(points, cluster, merge) for cluster in clusters]
+    tokens = [x[j] for j in order[:keep]] + [merged_value(points, cluster, merge, often) for cluster in clusters]
     if split.fused:
         tokens.append(np.sum([s[j] * x[j] for j in order[keep + split.ambiguous :]], axis=0))
     return np.stack(tokens), [Cluster(ambiguous[c.centre], [ambiguous[i] for i in c.members]) for c in clusters]
 
 
-def regroup(weights: Array, record: Condensed) -> Array:
-    """Received attention after condensing: merged and fused tokens carry the sum of their members'."""
+def regroup(weights: Sequence[float] | Array, record: Condensed) -> Array:
+    """Weights of patches (received attention, sizes) after condensing: merged and fused tokens carry the sum of their
+    members'."""
     fused = [record.pruned] if record.fused else []
     groups = [[j] for j in record.kept] + [cluster.members for cluster in record.merged] + fused
     return np.array([sum(weights[j] for j in group) for group in groups])
@@ -415,36 +427,40 @@ class Reference:
             return None
         return max(classes, key=lambda c: cosine(summary[i - 1], self.reservoir.mean(c)[i - 1]))
 
-    def summarise(self, x: Array, received: Array) -> Array:
+    def summarise(self, x: Array, received: Array, times: list[int]) -> Array:
         """A^l: the class token after the block; without one the mean of all tokens, plain or by received attention."""
         if self.tower.first:
             return x[0]
-        return x.mean(axis=0) if self.condensation.summary == "mean" else received @ x / received.sum()
+        weights = times if self.condensation.summary == "mean" else received
+        return np.average(x, axis=0, weights=weights)
 
     def encode(self, pixels: Any) -> Encoding:
         """Image [3, H, W] through the tower with the anchors stored so far; the reservoir is left as it is."""
         config, tower, first = self.condensation, self.tower, self.tower.first
         x = tower.embed(np.asarray(pixels, dtype=np.float64))
+        times = [1] * len(x)  # how many patches each token counts for
         summary, tokens, condensed = list[Array](), list[int](), list[Condensed]()
         for i in range(tower.shape.blocks.depth):
             condenses = config.active and i in config.layers
             c = self.nearest(i, summary) if condenses else None
             anchor = None if c is None else self.reservoir.mean(c)[i - 1]
-            update, maps = tower.attend(i, x, anchor, config.anchor_kv)
+            update, maps = tower.attend(i, x, anchor, config.anchor_kv, times)
             x, N = x + update, len(x)
-            received = maps[:, first:N, first:N].mean(axis=(0, 1))
+            received = np.average(maps[:, first:N, first:N], axis=1, weights=times[first:]).mean(axis=0)
             if condenses:
-                rows = score_rows(maps, first, N, anchor is not None, config.rows)
+                rows = score_rows(maps, first, N, anchor is not None, config.rows, times)
                 order, split = order_patches(rows, config.score), schedule(N - first, config)
-                patches, clusters = condense(x[first:], rows.mean(axis=0), order, split, config.merge)
+                patches, clusters = condense(x[first:], rows.mean(axis=0), order, split, config.merge, times[first:])
                 x = np.vstack([x[:first], patches])
                 kept, pruned = order[: split.keep], order[split.keep + split.ambiguous :]
                 condensed.append(Condensed(i, c, kept, clusters, pruned, bool(split.fused)))
                 received = regroup(received, condensed[-1])
+                carried = regroup(times[first:], condensed[-1]).tolist() if config.proportional else [1] * len(patches)
+                times = [*times[:first], *carried]
             x = tower.add_mlp(i, x)
-            summary.append(self.summarise(x, received))
+            summary.append(self.summarise(x, received, times))
             tokens.append(len(x))
-        pooled = tower.pool(x)
+        pooled = tower.pool(np.repeat(x, times, axis=0))
         return Encoding(pooled, pooled / np.linalg.norm(pooled), np.stack(summary), tokens, condensed)
 
     def step(self, pixels: Any) -> Result:

@@ -71,8 +71,8 @@ class Condensation:
     """With counts=`even`: tokens merged away in each block, instead of what R comes to."""
     metric: Metric = "keys"
     """What matching compares: keys averaged over heads (ToMe), or rows of the attention averaged over heads."""
-    proportional: bool = True
-    """Matching: a token merged from s others counts s times as a key and in the pooling."""
+    proportional: bool = False
+    """A token merged from s patches counts s times, as a key and wherever tokens are averaged."""
     merge_prune: tuple[int, int] = (2, 1)
     """Merged against pruned tokens, as parts."""
     K: int = 2
@@ -106,7 +106,10 @@ class Condensation:
         _require(self.r is None or self.r >= 1, f"r must be at least 1, not {self.r}; R=1 merges nothing")
         _require(self.counts in _COUNTS[self.rule], f"rule={self.rule!r} counts by {' or '.join(_COUNTS[self.rule])}")
         _require(self.rule == "coreset" or not self.uses_anchor, "only rule='coreset' looks at anchors")
-        _require(self.rule == "matching" or self.proportional, "proportional=False goes with rule='matching'")
+        _require(
+            self.rule != "sampling" or not self.proportional,
+            "rule='sampling' merges nothing that could be proportional",
+        )
         _require(
             self.rule != "matching" or self.summary == "mean",
             "summary='attn_pool' weighs by attention received, which rule='matching' does not compute; use 'mean'",
@@ -173,7 +176,8 @@ class Preset(NamedTuple):
     tuned_on: str | None = None
 
 
-_LABELFREE = Preset(Condensation(), Adaptation(centre="careful"))
+_MERGED = Condensation(merge_prune=(1, 0), proportional=True)
+_LABELFREE = Preset(_MERGED, Adaptation(centre="careful"))
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -213,7 +217,7 @@ def _tuned(name: str) -> Preset:
 PRESETS: dict[str, Preset] = {
     "default": _LABELFREE,
     "labelfree": _LABELFREE,
-    "bold": Preset(Condensation(), Adaptation(centre="bold")),
+    "bold": Preset(_MERGED, Adaptation(centre="bold")),
     "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,

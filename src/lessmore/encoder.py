@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessmore.condense.ats import sample, significance
-from lessmore.condense.coreset import Condensed, condense
+from lessmore.condense.coreset import Condensed, carry, condense
 from lessmore.condense.schedule import Stage, schedule
 from lessmore.condense.source import Step
 from lessmore.condense.tome import merge_pairs
@@ -119,8 +119,8 @@ def resume(vit: ViT, begun: Begun, config: Condensation, anchors: Guide | None =
 
 
 def seen(size: Tensor | None, config: Condensation) -> Tensor | None:
-    """The sizes as attention and pooling see them."""
-    return size if config.proportional else None
+    """The sizes as attention and pooling see them; matching alone keeps sizes that they may not see."""
+    return None if config.rule == "matching" and not config.proportional else size
 
 
 def pass_block(
@@ -148,7 +148,7 @@ def pass_block(
         done = None if stage is None else condense_patches(attended, class_token, size, stage, config)
     if done is not None:
         x, size = done.tokens, done.size
-        weight = None if weight is None else carry(weight, done)
+        weight = None if weight is None else carry(weight, done.target, done.stage)
     x = block.add_mlp(x)
     return Passed(x, summary(x, class_token, seen(size, config) if weight is None else weight), size, done)
 
@@ -185,7 +185,8 @@ def attend(
     if anchor is not None:
         own = q[:, :, 1:]
         if config.anchor_kv:
-            bias = key_bias(anchor, k.shape[2], q.dtype)
+            hidden = key_bias(anchor, k.shape[2], q.dtype)
+            bias = hidden if bias is None else hidden + F.pad(bias, (1, 0))
         else:
             k, v = k[:, :, 1:], v[:, :, 1:]
     patches = slice(k.shape[2] - x.shape[1] + int(class_token), None)
@@ -210,13 +211,12 @@ def condense_patches(
     x, first, scores = attended.x, int(class_token), attended.scores
     if config.rule == "sampling":
         return sample(x, significance(scores, attended.values), size, stage)
+    if size is None and config.proportional:
+        size = scores.new_ones(x.shape[:2])
     order, attention = token_order(scores, config.score), head_mean(scores)
-    condensed = condense(x[:, first:], order, attention, stage, config)
-    return condensed._replace(tokens=torch.cat([x[:, :first], condensed.tokens], dim=1))
-
-
-def carry(weight: Tensor, done: Condensed) -> Tensor:
-    """Weights [B, n] of the patches that came in, added up over the tokens [B, out] they went into."""
-    dropped = done.target < 0
-    out = weight.new_zeros(len(weight), done.stage.out)
-    return out.scatter_add_(1, done.target.clamp_min(0), weight.masked_fill(dropped, 0))
+    patches = None if size is None else size[:, first:]
+    condensed = condense(x[:, first:], order, attention, stage, config, patches)
+    condensed = condensed._replace(tokens=torch.cat([x[:, :first], condensed.tokens], dim=1))
+    if size is None or condensed.size is None:
+        return condensed
+    return condensed._replace(size=torch.cat([size[:, :first], condensed.size], dim=1))

@@ -152,5 +152,5 @@ def test_refusals() -> None:
         Condensation(rule="sampling")
     with pytest.raises(ConfigError, match="looks at anchors"):
         Condensation(rule="sampling", counts="keep", anchor_kv=True)
-    with pytest.raises(ConfigError, match="goes with rule='matching'"):
-        Condensation(proportional=False)
+    with pytest.raises(ConfigError, match="merges nothing"):
+        Condensation(rule="sampling", counts="keep", proportional=True)

@@ -44,6 +44,7 @@ def condensations(draw: st.DrawFn) -> Condensation:
             rows=draw(st.sampled_from(["class", "anchor", "both"])),
             anchor_kv=draw(st.booleans()),
             summary=draw(st.sampled_from(["mean", "attn_pool"])),
+            proportional=draw(st.booleans()),
         )
     except ConfigError:
         assume(False)

@@ -29,23 +29,33 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
-def condense(x: Tensor, order: Tensor, attention: Tensor, stage: Stage, config: Condensation) -> Condensed:
+def condense(
+    x: Tensor, order: Tensor, attention: Tensor, stage: Stage, config: Condensation, size: Tensor | None = None
+) -> Condensed:
     """f_merge ∘ f_prune: the first `keep` stay, the next are merged into centres, the last are fused or dropped.
 
-    x: patch tokens [B, n, D] after attention. order: [B, n], most important first. attention: head mean [B, n].
+    x: patch tokens [B, n, D] after attention. order: [B, n], most important first. attention: head mean [B, n]. size:
+    how many patches each token stands for, [B, n]; with it, merged tokens are means of patches rather than of tokens.
     """
     kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
     tokens = [take(x, kept)]
     slots = [torch.arange(stage.keep, device=x.device).expand(len(x), -1)]
     if stage.centres:
-        merged, cluster = merge_coreset(take(x, ambiguous), stage.centres, config.merge)
+        weight = None if size is None else size.gather(1, ambiguous)
+        merged, cluster = merge_coreset(take(x, ambiguous), stage.centres, config.merge, weight)
         tokens.append(merged)
         slots.append(stage.keep + cluster)
     if stage.fused:
         tokens.append(fuse(take(x, pruned), attention.gather(1, pruned)))
     slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
     target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
-    return Condensed(torch.cat(tokens, dim=1), target, stage)
+    return Condensed(torch.cat(tokens, dim=1), target, stage, None if size is None else carry(size, target, stage))
+
+
+def carry(weight: Tensor, target: Tensor, stage: Stage) -> Tensor:
+    """Weights [B, n] of the patches that came in, added up over the tokens [B, out] they went into."""
+    out = weight.new_zeros(len(weight), stage.out)
+    return out.scatter_add_(1, target.clamp_min(0), weight.masked_fill(target < 0, 0))
 
 
 def fuse(x: Tensor, attention: Tensor) -> Tensor:
@@ -83,8 +93,11 @@ def k_centres(distance: Tensor, K: int) -> Tensor:
     return centres
 
 
-def merge_coreset(x: Tensor, K: int, merge: Merge) -> tuple[Tensor, Tensor]:
-    """Merge the ambiguous tokens x [B, A, D] (in order of importance) into K → values [B, K, D], cluster [B, A]."""
+def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Merge the ambiguous tokens x [B, A, D] (in order of importance) into K → values [B, K, D], cluster [B, A].
+
+    A token counts by its size [B, A] where sizes are given.
+    """
     squared = squared_distances(x)
     centres = k_centres(squared, K)
     to_centre = take(squared, centres)  # [B, K, A]
@@ -95,5 +108,7 @@ def merge_coreset(x: Tensor, K: int, merge: Merge) -> tuple[Tensor, Tensor]:
     if merge == "inverse_distance":
         distance = to_centre.sqrt()
         weight = weight * torch.where(distance > 0, 1 / distance, 1.0)
+    if size is not None:
+        weight = weight * size.unsqueeze(1)
     weight = weight / weight.sum(dim=2, keepdim=True)
     return weight.to(x.dtype) @ x, cluster

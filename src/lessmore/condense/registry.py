@@ -69,13 +69,13 @@ def evit(base: Condensation) -> Condensation:
 @register("tome")
 def tome(base: Condensation) -> Condensation:
     """ToMe: in every block, merge the r most similar pairs of tokens by their keys; r from R at the same cost."""
-    return _budget(Condensation(rule="matching", counts="even", r=base.r), base)
+    return _budget(Condensation(rule="matching", counts="even", r=base.r, proportional=True), base)
 
 
 @register("tome-table")
 def tome_table(base: Condensation) -> Condensation:
     """ToMe as in the paper's table: three blocks, pairs by rows of the attention, sizes unseen by the attention."""
-    own = Condensation(rule="matching", counts="merge", metric="attention", proportional=False)
+    own = Condensation(rule="matching", counts="merge", metric="attention")
     return _budget(own, base)
 
 
