@@ -176,7 +176,7 @@ class Preset(NamedTuple):
     tuned_on: str | None = None
 
 
-_MERGED = Condensation(merge_prune=(1, 0), proportional=True)
+_MERGED = Condensation(layers=(6, 7, 8, 9, 10), counts="exact", merge_prune=(1, 0), K=4, proportional=True)
 _LABELFREE = Preset(_MERGED, Adaptation(centre="careful"))
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),

@@ -35,9 +35,9 @@ class Reservoir(NamedTuple):
     means: Tensor
     """Class anchors A_c^l, [C, L, D]: always the mean of the class's slots, never updated incrementally."""
     centre: Tensor
-    """What `centre.Centre` remembers of each class, [3, C]: its total, counts and last; zeros where it is not used."""
+    """What `centre.Centre` remembers of each class, [5, C]: all but its course; zeros where it is not used."""
     course: Tensor
-    """Its course, [6]."""
+    """Its course, [12]."""
 
 
 class Delta(NamedTuple):
@@ -56,9 +56,9 @@ class Delta(NamedTuple):
     id: Tensor
     """[] int64"""
     centre: Tensor
-    """The stream's centre after the sample, [3, C]."""
+    """The stream's centre after the sample, [5, C]."""
     course: Tensor
-    """[6]"""
+    """[12]"""
 
 
 def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
@@ -72,8 +72,8 @@ def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: to
         counts=torch.zeros(C, dtype=torch.int64, device=device),
         step=torch.zeros((), dtype=torch.int64, device=device),
         means=torch.zeros(C, L, D, dtype=dtype, device=device),
-        centre=torch.zeros(3, C, dtype=wide, device=device),
-        course=torch.zeros(6, dtype=wide, device=device),
+        centre=torch.zeros(5, C, dtype=wide, device=device),
+        course=torch.zeros(12, dtype=wide, device=device),
     )
 
 
@@ -115,9 +115,9 @@ def centred(state: Reservoir, logits: Tensor, lean: Tensor, config: Adaptation) 
     `course`. lean: of the class texts, [C], see `centre.lean`."""
     if config.centre == "off":
         return logits, state.centre, state.course
-    total, counts, last = state.centre.unbind(0)
-    answer, after = observe(Centre(total, counts, last, state.course), logits, lean, DOUBT[config.centre])
-    return answer, torch.stack(after[:3]), after.course
+    centre = Centre._make((*state.centre.unbind(0), state.course))
+    answer, after = observe(centre, logits, lean, DOUBT[config.centre])
+    return answer, torch.stack(after[:-1]), after.course
 
 
 def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, config: Adaptation) -> Delta:

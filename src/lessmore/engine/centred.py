@@ -24,9 +24,9 @@ class Centred(NamedTuple):
     logits: Tensor
     """Without the centre, [P, C]."""
     centre: Tensor
-    """The stream's centre after the last image, [3, C]."""
+    """The stream's centre after the last image, [5, C]."""
     course: Tensor
-    """[6]"""
+    """[12]"""
 
 
 def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> Centred:
