@@ -33,7 +33,6 @@ from labelfree_rules import (
     BOLDER,
     CAREFUL,
     DEFAULT,
-    DETECTOR,
     ENDLESS,
     FIXED,
     MEAN,
@@ -41,9 +40,10 @@ from labelfree_rules import (
     TDA,
     TRIED,
     TUNED_TDA,
+    UNWATCHED,
     ZERO_SHOT,
     Rule,
-    alarms,
+    changes,
     lopsided,
     padded,
     run,
@@ -164,18 +164,18 @@ def by_stream(found: Cells) -> dict[str, Any]:
     return out
 
 
-def recovery(shelf: Shelf, changes: list[str]) -> list[dict[str, Any]]:
+def recovery(shelf: Shelf, pairs: list[str]) -> list[dict[str, Any]]:
     """As many images of a new domain as of the old; how long until a rule does as well as one that knew it all along.
 
     Points below that one in each range after the change, and the first image from which on WINDOW images are less than
     1 point below; the same images in the same order, mean of CHANGE_ORDERS orders.
     """
-    known = [f"{after}>{after}" for after in (change.split(">")[1] for change in changes)]
-    made = streams(shelf, ["sudden change, long"], changes + known, CHANGE_ORDERS)
-    rows: list[dict[str, Any]] = [{"set": shelf.name, "change": change} for change in changes]
-    for rule in (OURS, ENDLESS, DETECTOR):
+    known = [f"{after}>{after}" for after in (change.split(">")[1] for change in pairs)]
+    made = streams(shelf, ["sudden change, long"], pairs + known, CHANGE_ORDERS)
+    rows: list[dict[str, Any]] = [{"set": shelf.name, "change": change} for change in pairs]
+    for rule in (OURS, UNWATCHED, ENDLESS):
         gain = gains(shelf, made, run(rule, shelf, made).answers)[0][:, len(shelf.labels) :]
-        changed, settled = gain.reshape(2, len(changes), CHANGE_ORDERS, -1).mean(axis=2)
+        changed, settled = gain.reshape(2, len(pairs), CHANGE_ORDERS, -1).mean(axis=2)
         for row, below, level in zip(rows, 100 * (settled - changed), settled, strict=True):
             back = np.flatnonzero(np.convolve(below, np.full(WINDOW, 1 / WINDOW), mode="valid") <= 1)
             row[rule.name] = {
@@ -187,14 +187,14 @@ def recovery(shelf: Shelf, changes: list[str]) -> list[dict[str, Any]]:
 
 
 def false_alarms(shelf: Shelf, conditions: list[str]) -> dict[str, Any]:
-    """How often the detector forgets on streams where nothing changes."""
+    """How often a change is noticed on streams where nothing changes."""
     row: dict[str, Any] = {"set": shelf.name}
     for kind in STATIONARY:
-        rang = run(DETECTOR, shelf, streams(shelf, [kind], conditions, ORDERS), alarms).watched.numpy()
+        watched = run(OURS, shelf, streams(shelf, [kind], conditions, ORDERS), changes).watched.numpy()
         row[kind] = {
-            "steps, %": 100 * float(rang.mean()),
-            "streams with any": int(rang.any(axis=0).sum()),
-            "streams": rang.shape[1],
+            "steps, %": 100 * float(watched[-1].mean()) / len(watched),
+            "streams with any": int((watched[-1] > 0).sum()),
+            "streams": watched.shape[1],
         }
     return row
 
@@ -280,10 +280,10 @@ def check(shelf: Shelf) -> dict[str, float]:
 def measure(shelves: Mapping[str, Shelf], part: str) -> dict[str, Any]:
     """Everything the page says about one part."""
     conditions = PARTS.get(part) or {name: list(shelf.conditions) for name, shelf in shelves.items()}
-    changes = CHANGES.get(part) or {name: _pairs(shelf.conditions) for name, shelf in shelves.items()}
+    pairs = CHANGES.get(part) or {name: _pairs(shelf.conditions) for name, shelf in shelves.items()}
     found: Cells = {}
     for name, chosen in conditions.items():
-        found |= _all_cells(shelves[name], chosen, changes.get(name, []))
+        found |= _all_cells(shelves[name], chosen, pairs.get(name, []))
     return {
         "streams": {
             name: {"images": len(shelves[name].labels), "classes": len(shelves[name].text), "conditions": chosen}
@@ -291,7 +291,7 @@ def measure(shelves: Mapping[str, Shelf], part: str) -> dict[str, Any]:
         },
         "check": check(next(iter(shelves.values()))),
         "summary": summary(found),
-        "change": [row for name, some in changes.items() for row in recovery(shelves[name], some)],
+        "change": [row for name, some in pairs.items() for row in recovery(shelves[name], some)],
         "alarms": [false_alarms(shelves[name], chosen) for name, chosen in conditions.items()],
         "strength": strengths(shelves, conditions),
         "lopsided": shapes(shelves, conditions),
@@ -307,14 +307,14 @@ def _pairs(conditions: Sequence[str]) -> list[str]:
     return [change for other in others[:2] for change in (f"{first}>{other}", f"{other}>{first}")]
 
 
-def _all_cells(shelf: Shelf, conditions: list[str], changes: list[str]) -> Cells:
+def _all_cells(shelf: Shelf, conditions: list[str], pairs: list[str]) -> Cells:
     n, tuned = len(shelf.labels), shelf.name in TUNED
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     plans = [(rule, HARM, conditions) for rule in (OURS, *BESIDE, ZERO_SHOT)]
     others = [rule for rule in BASELINES if rule not in (*BESIDE, ZERO_SHOT) and (rule != TUNED_TDA or tuned)]
     plans += [(rule, ORDERLY, conditions) for rule in (*others, *TRIED)]
     plans += [(rule, ABLATED, conditions) for rule in ABLATIONS]
-    plans += [(rule, CHANGING, changes) for rule in (OURS, *BESIDE, ZERO_SHOT, ENDLESS, DETECTOR) if changes]
+    plans += [(rule, CHANGING, pairs) for rule in (OURS, *BESIDE, ZERO_SHOT, UNWATCHED, ENDLESS) if pairs]
     found: Cells = {}
     for rule, kinds, chosen in tqdm(plans, desc=shelf.name, leave=False):
         found |= cells(shelf, rule, kinds, chosen, draws)

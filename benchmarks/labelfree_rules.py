@@ -99,6 +99,11 @@ def strength(state: centre.Centre) -> Tensor:
     return state.course[:, 5]
 
 
+def changes(state: centre.Centre) -> Tensor:
+    """Changes of domain that were noticed in each stream, [B]."""
+    return state.course[:, 6]
+
+
 def lopsided(state: centre.Centre) -> Tensor:
     """How far what is left without the mean is high rather than low, [B]."""
     rise, span = state.course[:, 3:5].T
@@ -137,6 +142,15 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 
 def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
+    votes, state = _votes(state, f, z)
+    return z + preset("fixed").adaptation.lam * votes, state
+
+
+def _votes(state: State, f: Tensor, z: Tensor, middle: float | Tensor = 0.0, b: float = 0.0) -> tuple[Tensor, State]:
+    """Let a feature with logits z into the reservoir; what the entries of each class say of it, [C], and the reservoir.
+
+    middle: taken off feature and entries before their cosine, [E]. b: sharpness, the preset's where 0.
+    """
     config = preset("fixed").adaptation
     keys, heights = state
     k, height = z.argmax(keepdim=True), torch.special.entr(z.softmax(dim=0)).sum().view(1, 1)
@@ -148,8 +162,9 @@ def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor
     keys = keys.index_copy(0, k, torch.where(leaves[:, None], f, own)[None])
     heights = heights.index_copy(0, k, torch.where(leaves, height, tall))
     filled = heights.isfinite()
-    votes = torch.where(filled, torch.exp(config.sharpness * (keys @ f - 1)), 0)
-    return z + config.lam * votes.sum(dim=1) / filled.sum(dim=1).clamp_min(1), (keys, heights)
+    cosine = F.normalize(keys - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
+    votes = torch.where(filled, torch.exp((b or config.sharpness) * (cosine - 1)), 0)
+    return votes.sum(dim=1) / filled.sum(dim=1).clamp_min(1), (keys, heights)
 
 
 def _reservoir(stage: Stage) -> State:
@@ -166,6 +181,27 @@ def _whole(doubt: float) -> Step:
         return answer, (own, reservoir)
 
     return step
+
+
+def _weighed(weight: float | None) -> Step:
+    """The default with another weight of the correction; None: in proportion to the centre's strength."""
+
+    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+        logits, own = centre.observe(state[0], z, stage.lean, CAREFUL)
+        votes, reservoir = _votes(state[1], f, logits)
+        lam = preset("fixed").adaptation.lam * (own.course[5] if weight is None else weight)
+        return logits + lam * votes, (own, reservoir)
+
+    return step
+
+
+def _centred_cosine(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+    """The default with the mean of all features taken off before the correction's cosines, and a softer kernel."""
+    own, reservoir, total, n = state
+    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
+    total, n = total + f, n + 1
+    votes, reservoir = _votes(reservoir, f, logits, total / (n + 20), 2.0)
+    return logits + preset("fixed").adaptation.lam * votes, (own, reservoir, total, n)
 
 
 def _tda_method(stage: Stage, tuned: bool) -> library_tda.TDA:
@@ -216,57 +252,6 @@ def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, S
     return logits + own.course[5] * 0.3 * stage.scale * trust * near, (own, means, counts)
 
 
-class Watch(NamedTuple):
-    """The rule without a limit to its memory, and a detector that forgets instead."""
-
-    centre: centre.Centre
-    means: Tensor
-    """Logits of each class, [C, C]."""
-    counts: Tensor
-    drift: Tensor
-    """Moving mean over about 16 images of logits less their class's mean, [C]."""
-    sums: Tensor
-    """Moving mean of their squared length; answers [], and their squared length, for how random the order is; the
-    statistic's usual level; images; what was kept at the last one: [6]."""
-    prior: Tensor
-
-
-def _watch(stage: Stage) -> State:
-    C = len(stage.text)
-    sums = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0])
-    return Watch(_centre(stage), torch.zeros(C, C), torch.zeros(C), torch.zeros(C), sums, torch.zeros(C))
-
-
-def _detect(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    """Forget a fifth at most per image while class-conditional drift is more than three times its usual level."""
-    own, means, counts, drift, (spread, held, sharp, usual, n, _), prior = state
-    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
-    p, still, k = z.softmax(dim=0), z - z.mean(), logits.argmax(keepdim=True)
-    n, held, sharp, prior = n + 1, held + 1, sharp + p.square().sum(), prior + p
-    had = counts.gather(0, k)
-    known = (had >= 1).float()
-    off = ((still - means.index_select(0, k)[0]) * (had / (had + 1)).sqrt() * known).view(-1)
-    drift = drift + (off - drift) * known / 16
-    spread = spread + (off.square().sum() - spread) * known[0] * (1 / held).clamp_min(1 / 64)
-    level = 31 * drift.square().sum() / spread.clamp_min(1e-9)
-    varied = (sharp / held - (prior / held).square().sum()).clamp_min(1e-9)
-    random = (own.course[2] / 2 / (held - 1).clamp_min(1) / varied).clamp(0.01, 1)  # 1: i.i.d., small: runs of a class
-    limit = 3 * usual.clamp_min(1) / random.square()
-    keep = (limit / level.clamp_min(1e-9)).clamp(0.8, 1)
-    usual = usual + (torch.minimum(level, limit) - usual) / (n + 16)
-    course = torch.cat([keep * own.course[:5], own.course[5:]])
-    own = centre.Centre(keep * own.total, keep * own.counts, own.last, course)
-    counts = keep * counts + (torch.arange(len(z)) == k)
-    means = means.index_add(0, k, (still - means.index_select(0, k)[0])[None] / counts.gather(0, k))
-    sums = torch.stack([spread, keep * held, keep * sharp, usual, n, keep])
-    return logits, Watch(own, means, counts, drift, sums, keep * prior)
-
-
-def alarms(state: Watch) -> Tensor:
-    """Whether the detector forgot at the last image, [B]."""
-    return state.sums[:, 5] < 1
-
-
 def _means(stage: Stage) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(stage.text), torch.zeros(len(stage.text))
 
@@ -294,21 +279,28 @@ BASELINES = (
     MEAN,
     BOLDER,
 )
-ENDLESS = variant("no limit to memory", MEMORY=float("inf"))
-DETECTOR = Rule("detector instead of limit", _watch, _detect, {"MEMORY": float("inf")})
+UNWATCHED = variant("no detector", ALARM=float("inf"))
+ENDLESS = variant("no detector, no limit to memory", ALARM=float("inf"), MEMORY=float("inf"))
 ABLATIONS = (
+    variant("frequent classes are given nothing back", LIFT=0.0),
     variant("no class term", doubt=0.0),
-    variant("class term half as strong", doubt=CAREFUL / 2),
     variant("class term twice as strong", doubt=2 * CAREFUL),
     variant("always as for many classes", FEW=-1e9, MANY=-1e8),
     variant("always as for few classes", FEW=1e8, MANY=1e9),
+    UNWATCHED,
     ENDLESS,
     variant("memory of 50 turns", MEMORY=50.0),
-    variant("memory of 300 turns", MEMORY=300.0),
-    variant("logits less w·m alone, no lengths", lengths=False),
+    variant("logits less the centre alone, no lengths", lengths=False),
 )
 TRIED = (
     Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),
     Rule("with class means as second classifier", lambda stage: (_centre(stage), *_means(stage)), _second),
-    DETECTOR,
+    Rule("default, λ halved", DEFAULT.start, _weighed(0.5)),
+    Rule("default, λ doubled", DEFAULT.start, _weighed(2.0)),
+    Rule("default, λ times w", DEFAULT.start, _weighed(None)),
+    Rule(
+        "default, centred cosines",
+        lambda stage: (*DEFAULT.start(stage), _feature(stage), torch.zeros(())),
+        _centred_cosine,
+    ),
 )
