@@ -199,7 +199,13 @@ def bits(told: Told) -> list[Tensor]:
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize(
-    "options", [{}, {"ready": "class", "order": "predict_first", "centre": "careful"}, {"strategy": "similarity"}]
+    "options",
+    [
+        {},
+        {"ready": "class", "order": "predict_first", "centre": "careful"},
+        {"strategy": "similarity"},
+        {"proportional": True, "merge_prune": (1, 0)},
+    ],
 )
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 def test_a_chunk_is_bit_for_bit_its_images(
