@@ -46,7 +46,7 @@ class Done(NamedTuple):
     target: Tensor
     """Who went where, [B, n]."""
     size: Tensor | None
-    """How many patches each token that leaves stands for, [B, out]; None where all count as one."""
+    """The logarithm of how many patches each token that leaves stands for, [B, out]; None where all count as one."""
 
 
 class Batched:

@@ -56,7 +56,7 @@ class Scored(NamedTuple):
     label: Tensor
     ticket: Tensor
     size: Tensor | None
-    """How many patches each token that leaves stands for, [1, out]; None where all count as one."""
+    """The logarithm of how many patches each token that leaves stands for, [1, out]; None where all count as one."""
 
 
 def _sums(rows: int, parts: int, device: torch.device) -> Sums:
@@ -70,7 +70,7 @@ def _scored(heads: int, stage: Stage, sized: bool, device: torch.device) -> Scor
     label = torch.full((1,), -1, **whole)  # type: ignore[call-overload]
     scores, ticket = torch.zeros(1, heads, n, device=device), torch.zeros(1, **whole)  # type: ignore[call-overload]
     ranks, order = torch.zeros(1, heads, n, **whole), torch.zeros(1, n, **whole)  # type: ignore[call-overload]
-    size = torch.ones(1, stage.out, device=device) if sized else None
+    size = torch.zeros(1, stage.out, device=device) if sized else None
     return Scored(scores, ranks, order, target, label, ticket, size)
 
 

@@ -17,9 +17,10 @@ _ROWS = {"class": 0, "anchor": 1, "both": 2}
 
 
 @triton.jit
-def _times(size, n, N, SLOT: tl.constexpr):
-    """How often keys n count: patches as often as their size says, what stands before them once."""
-    return tl.load(size + n - SLOT - 1, mask=(n > SLOT) & (n < N), other=1.0)
+def _bias(size, n, first_key, N, SLOT: tl.constexpr):
+    """What sizes add to the logits of keys n: their logarithms to those of patches, −∞ where a key is not seen."""
+    bias = tl.load(size + n - SLOT - 1, mask=(n > SLOT) & (n < N), other=0.0)
+    return tl.where((n < N) & (n >= first_key), bias, float("-inf"))
 
 
 @triton.jit
@@ -35,17 +36,21 @@ def _flash(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     result = tl.zeros([ROWS, HEAD], tl.float32)
+    if SIZES:
+        ahead = _bias(size, tl.arange(0, KEYS), first_key, N, SLOT)
     for start in range(0, N, KEYS):
         n = start + tl.arange(0, KEYS)
-        seen = (n < N) & (n >= first_key)
         k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
         v = tl.load(qkv + 2 * WIDTH + n[:, None] * stride + d[None, :], mask=(n < N)[:, None], other=0)
-        logits = tl.where(seen[None, :], tl.dot(q, k, input_precision=precision) * scale, float("-inf"))
+        logits = tl.dot(q, k, input_precision=precision) * scale
+        if SIZES:
+            logits += ahead[None, :]
+            ahead = _bias(size, n + KEYS, first_key, N, SLOT)  # a block before it is needed
+        else:
+            logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, axis=1))
         old = tl.exp(top - new)
         p = tl.exp(logits - new[:, None])
-        if SIZES:
-            p *= _times(size, n, N, SLOT)[None, :]
         total = total * old + tl.sum(p, axis=1)
         result = tl.dot(p.to(v.dtype), v, result * old[:, None], input_precision=precision)
         top = new
@@ -65,10 +70,11 @@ def _first_rows(
     q = tl.load(qkv + m[:, None] * stride + d[None, :], mask=(m < N)[:, None], other=0)
     k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
     logits = tl.dot(q, k, input_precision="ieee" if EXACT else None) * scale
-    logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
-    p = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     if SIZES:
-        p *= _times(size, n, N, SLOT)[None, :]
+        logits += _bias(size, n, first_key, N, SLOT)[None, :]
+    else:
+        logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
+    p = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     return p / tl.sum(p, axis=1)[:, None]
 
 
@@ -148,8 +154,8 @@ def attention(
     """Attention of qkv [B, N, 3·D] into out [B, N, D]; with `scores` and `ranks` those of the patches, [B, H, n].
 
     slot: the first token is a place for the anchor, which the others see only in a block that asks for it (anchor_kv)
-    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches. size: how often each
-    patch counts as a key, [B, n] float32.
+    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches. size: the
+    logarithm of how often each patch counts as a key, [B, n] float32.
     """
     B, N, D = out.shape
     queries, keys, warps = blocks(B * heads, N)

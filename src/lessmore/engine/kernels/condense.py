@@ -17,9 +17,8 @@ from lessmore.condense.schedule import Stage
 from lessmore.config import Condensation
 from lessmore.engine.kernels.linear import Sums
 
-
-import os
-PRODUCTS = tl.constexpr(int(os.environ.get("KS_PRODUCTS", "64")))
+PRODUCTS = tl.constexpr(64)
+"""Of so many ambiguous tokens a program can hold all products; of more it finds distances to one centre at a time."""
 
 
 @triton.jit
@@ -60,28 +59,6 @@ def _load(x, delta, index, d, valid, D, ADD: tl.constexpr):
 
 
 @triton.jit
-def _clusters_by_products(gram, valid, CENTRES: tl.constexpr, AMBIGUOUS: tl.constexpr):
-    """Greedy k-centre from the tokens' products [A, A]: each token's cluster and squared distance to its centre."""
-    a = tl.arange(0, AMBIGUOUS)
-    square = tl.sum(tl.where(a[:, None] == a[None, :], gram, 0.0), axis=0)
-    nearest = tl.full([AMBIGUOUS], float("inf"), tl.float32)
-    cluster = tl.zeros([AMBIGUOUS], tl.int32)
-    free = valid
-    chosen = 0
-    for c in tl.static_range(CENTRES):
-        product = tl.sum(tl.where(a[:, None] == chosen, gram, 0.0), axis=0)
-        own = tl.sum(tl.where(a == chosen, square, 0.0), axis=0)
-        distance = tl.where(a == chosen, 0.0, tl.maximum(square + own - 2 * product, 0.0))
-        closer = distance < nearest
-        # A centre stays with itself even beside an equal one.
-        cluster = tl.where((closer & free) | (a == chosen), c, cluster)
-        nearest = tl.where(closer, distance, nearest)
-        free = free & (a != chosen)
-        chosen = tl.argmax(tl.where(free, nearest, -1.0), axis=0)
-    return cluster, nearest
-
-
-@triton.jit
 def _distances(
     x, delta, index, valid, chosen, D, AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
     ADD: tl.constexpr,
@@ -98,18 +75,39 @@ def _distances(
 
 
 @triton.jit
+def _products(
+    x, delta, index, valid, D, AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, ADD: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Products [A, A] of the tokens (x + delta)[index]."""
+    gram = tl.zeros([AMBIGUOUS, AMBIGUOUS], tl.float32)
+    for start in range(0, WIDTH, PART):
+        rows = _load(x, delta, index, start + tl.arange(0, PART), valid, D, ADD)
+        gram = tl.dot(rows, tl.trans(rows), gram, input_precision="ieee" if EXACT else None)
+    return gram
+
+
+@triton.jit
 def _clusters(
     x, delta, index, valid, D, CENTRES: tl.constexpr, AMBIGUOUS: tl.constexpr, WIDTH: tl.constexpr,
-    PART: tl.constexpr, ADD: tl.constexpr,
+    PART: tl.constexpr, ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Greedy k-centre of the tokens (x + delta)[index]: each one's cluster and squared distance to its centre."""
     a = tl.arange(0, AMBIGUOUS)
+    if AMBIGUOUS <= PRODUCTS:
+        gram = _products(x, delta, index, valid, D, AMBIGUOUS, WIDTH, PART, ADD, EXACT)
+        square = tl.sum(tl.where(a[:, None] == a[None, :], gram, 0.0), axis=0)
     nearest = tl.full([AMBIGUOUS], float("inf"), tl.float32)
     cluster = tl.zeros([AMBIGUOUS], tl.int32)
     free = valid
     chosen = 0
     for c in tl.static_range(CENTRES):
-        distance = _distances(x, delta, index, valid, chosen, D, AMBIGUOUS, WIDTH, PART, ADD)
+        if AMBIGUOUS <= PRODUCTS:
+            product = tl.sum(tl.where(a[:, None] == chosen, gram, 0.0), axis=0)
+            own = tl.sum(tl.where(a == chosen, square, 0.0), axis=0)
+            distance = tl.where(a == chosen, 0.0, tl.maximum(square + own - 2 * product, 0.0))
+        else:
+            distance = _distances(x, delta, index, valid, chosen, D, AMBIGUOUS, WIDTH, PART, ADD)
         closer = distance < nearest
         # A centre stays with itself even beside an equal one.
         cluster = tl.where((closer & free) | (a == chosen), c, cluster)
@@ -124,7 +122,7 @@ def _count(size, i, valid, SIZES: tl.constexpr):
     """How many patches tokens i stand for: one without sizes, none where not valid."""
     count = tl.where(valid, 1.0, 0.0)
     if SIZES == 2:
-        count = tl.load(size + i, mask=valid, other=0.0)
+        count = tl.exp(tl.load(size + i, mask=valid, other=float("-inf")))
     return count
 
 
@@ -160,15 +158,7 @@ def _merge(
     a = tl.arange(0, AMBIGUOUS)
     valid = a < ambiguous
     index = tl.load(order + keep + a, mask=valid, other=0, volatile=True)
-    if AMBIGUOUS <= PRODUCTS:
-        gram = tl.zeros([AMBIGUOUS, AMBIGUOUS], tl.float32)
-        for start in range(0, WIDTH, PART):
-            rows = _load(x, delta, index, start + tl.arange(0, PART), valid, D, ADD)
-            gram = tl.dot(rows, tl.trans(rows), gram, input_precision="ieee" if EXACT else None)
-        cluster, nearest = _clusters_by_products(gram, valid, CENTRES, AMBIGUOUS)
-    else:
-        part: tl.constexpr = 128 if AMBIGUOUS <= 32 else 64 if AMBIGUOUS == 64 else 32
-        cluster, nearest = _clusters(x, delta, index, valid, D, CENTRES, AMBIGUOUS, WIDTH, part, ADD)
+    cluster, nearest = _clusters(x, delta, index, valid, D, CENTRES, AMBIGUOUS, WIDTH, PART, ADD, EXACT)
     tl.store(target + index, (keep + cluster).to(target.dtype.element_ty), mask=valid)
     count = _count(size, index, valid, SIZES)
     weight = count
@@ -177,7 +167,8 @@ def _merge(
     r = tl.arange(0, 16)
     member = cluster[None, :] == r[:, None]
     if SIZES > 0:
-        tl.store(carried + keep + r, tl.sum(tl.where(member, count[None, :], 0.0), axis=1), mask=r < CENTRES)
+        total = tl.sum(tl.where(member, count[None, :], 0.0), axis=1)
+        tl.store(carried + keep + r, tl.log(tl.maximum(total, 1.0)), mask=r < CENTRES)
     share = tl.where(member, weight[None, :], 0.0)
     share = share / tl.maximum(tl.sum(share, axis=1), 1e-37)[:, None]
     _mix(x, delta, y, sums, stride_s, index, valid, share, keep, CENTRES, D, 16, WIDTH, PART, ADD, EXACT)
@@ -201,7 +192,7 @@ def _prune(
         share = tl.where(tl.arange(0, 16)[:, None] == 0, weight[None, :], 0.0)
         _mix(x, delta, y, sums, stride_s, index, valid, share, out - 1, 1, D, 16, WIDTH, PART, ADD, EXACT)
         if SIZES > 0:
-            tl.store(carried + out - 1, tl.sum(_count(size, index, valid, SIZES), axis=0))
+            tl.store(carried + out - 1, tl.log(tl.sum(_count(size, index, valid, SIZES), axis=0)))
     tl.store(target + index, gone.to(target.dtype.element_ty), mask=valid)
 
 
@@ -219,7 +210,8 @@ def _keep(
     tl.store(sums + stride_s + place, tl.sum(value * value, axis=1), mask=stays)
     if SIZES > 0:
         patch = stays & (row >= LEAD)
-        tl.store(carried + place - LEAD, _count(size, row - LEAD, patch, SIZES), mask=patch)
+        own = tl.load(size + row - LEAD, mask=patch, other=0.0) if SIZES == 2 else tl.zeros_like(row).to(tl.float32)
+        tl.store(carried + place - LEAD, own, mask=patch)
 
 
 @triton.jit
@@ -248,11 +240,12 @@ def _rest(
     """What becomes of the tokens that are not kept, once the order is complete."""
     if CENTRES > 0:
         _merge(x + LEAD * D, delta + LEAD * D, size, y + LEAD * D, sums + LEAD, stride_s, carried, order, target,
-               keep, ambiguous, D, CENTRES, INVERSE, SIZES, AMBIGUOUS, LENGTH, 128, ADD, EXACT)  # fmt: skip
+               keep, ambiguous, D, CENTRES, INVERSE, SIZES, AMBIGUOUS, LENGTH, min(128, 8192 // AMBIGUOUS), ADD,
+               EXACT)  # fmt: skip
     if PRUNES:
         _prune(x + LEAD * D, delta + LEAD * D, size, y + LEAD * D, sums + LEAD, stride_s, carried, order, scores,
                ranks, target, keep + ambiguous, n, out, D,
-               FUSED, SIZES, HEADS, PRUNED, LENGTH, 128, ADD, EXACT)  # fmt: skip
+               FUSED, SIZES, HEADS, PRUNED, LENGTH, min(128, 8192 // PRUNED), ADD, EXACT)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["stride_s"])  # it depends on the batch, and compiling takes seconds
@@ -324,8 +317,8 @@ def condense(
     Also writes order [B, n] int32 and target [B, n] int64. scores: attention per head [B, H, n] float32. ranks: within
     each head, [B, H, n] int32; None where the score is the head mean. The `lead` tokens before the patches (class
     token, anchor's place) are copied. ticket: [B] int32, zero before and after. delta: images may be strided.
-    size: how many patches each token stands for, [B, n] float32; None where all stand for themselves. carried: where
-    given, the same of the tokens that leave, [B, out].
+    size: the logarithm of how many patches each token stands for, [B, n] float32; None where all stand for themselves.
+    carried: where given, the same of the tokens that leave, [B, out].
     """
     B, heads, n = scores.shape
     nothing = x
