@@ -32,7 +32,7 @@ from tests.property.test_against_reference import adaptations, condensations
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 
 SOAK = bool(os.environ.get("LESSMORE_SOAK"))
-EXAMPLES = 2000 if SOAK else 40
+EXAMPLES = 2000 if SOAK else 60
 LENGTH = 12
 
 
@@ -169,7 +169,7 @@ def test_every_engine_answers_as_eager_does(name: str) -> None:
 
     check()
     # The comparison is worth something only if the draws reach the interesting paths.
-    assert min(seen["full"], seen["guided"], seen["refused"]) > EXAMPLES // 8 and seen["centred"] > 2, seen
+    assert min(seen["full"], seen["guided"], seen["refused"]) > EXAMPLES // 8 and seen["centred"] > 1, seen
     assert name != "chunk" or seen["again"] > EXAMPLES // 4, seen
 
 
@@ -199,7 +199,13 @@ def bits(told: Told) -> list[Tensor]:
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize(
-    "options", [{}, {"ready": "class", "order": "predict_first", "centre": "careful"}, {"strategy": "similarity"}]
+    "options",
+    [
+        {},
+        {"ready": "class", "order": "predict_first", "centre": "careful"},
+        {"strategy": "similarity"},
+        {"proportional": True, "merge_prune": (1, 0)},
+    ],
 )
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 def test_a_chunk_is_bit_for_bit_its_images(

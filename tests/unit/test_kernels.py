@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from lessmore.engine.batched import Batched
 from lessmore.engine.centred import Centred, observe_all
 from lessmore.engine.graph import Fused
 from lessmore.engine.kernels.attention import attention
+from lessmore.engine.kernels.attention import scores as scores_alone
 from lessmore.engine.kernels.centre import scan
 from lessmore.engine.kernels.condense import MANY, condense
 from lessmore.engine.kernels.guide import look_up
@@ -35,6 +38,7 @@ from lessmore.scoring import (
     Candidates,
     anchor_cosines,
     attention_rows,
+    blend_rows,
     head_mean,
     nearest_anchor,
     rank_sum,
@@ -84,9 +88,13 @@ def test_linear_with_all_that_surrounds_it(name: str, random: torch.Generator) -
     close(linear(x, pack(layer, scale=scale), y.fill_(torch.nan)), layer(x) * scale, 1e-4)
 
 
-@pytest.mark.parametrize(("rows", "anchor_kv", "labels"), [("class", False, None), ("both", True, [3, -1])])
+@pytest.mark.parametrize("sized", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "anchor_kv", "labels"),
+    [("class", False, None), ("both", True, [3, -1]), ("anchor", False, [-1, 0])],
+)
 def test_attention_scores_and_ranks(
-    rows: str, anchor_kv: bool, labels: list[int] | None, random: torch.Generator
+    rows: str, anchor_kv: bool, labels: list[int] | None, sized: bool, random: torch.Generator
 ) -> None:
     B, H, d, slot = 2, 2, 16, int(labels is not None)
     N = 21 + slot
@@ -96,32 +104,49 @@ def test_attention_scores_and_ranks(
     scores = torch.full((B, H, n), torch.nan, device=DEVICE)
     ranks = torch.full((B, H, n), -1, dtype=torch.int32, device=DEVICE)
     label = None if labels is None else torch.tensor(labels, dtype=torch.int32, device=DEVICE)
-    attention(qkv, out, H, bool(slot), scores, ranks, label, rows, anchor_kv)  # type: ignore[arg-type]
+    size = torch.randint(1, 40, (B, n), generator=random).float().log().to(DEVICE) if sized else None
+    how = bool(slot), label, rows, anchor_kv, size
+    attention(qkv, out, H, how[0], scores, ranks, *how[1:])  # type: ignore[arg-type]
+    alone = scores_alone(qkv, H, True, *how)  # type: ignore[arg-type]
+    assert torch.equal(alone[0], scores) and alone[1] is not None and torch.equal(alone[1], ranks)
     q, k, v = qkv.view(B, N, 3, H, d).permute(2, 0, 3, 1, 4).unbind(0)
     bias = torch.zeros(B, 1, 1, N, device=DEVICE)
+    if size is not None:
+        bias[..., slot + 1 :] = size[:, None, None]
     if labels is not None:
-        bias[1, ..., 0] = -torch.inf
+        hidden = torch.tensor([label < 0 or not anchor_kv for label in labels], device=DEVICE)
+        bias[hidden, ..., 0] = -torch.inf
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
     close(out[:, slot:], expected[:, slot:])
     row = attention_rows(q, k, bias)
     wanted = row[:, :, slot, slot + 1 :]
-    if labels is not None:
-        wanted = torch.stack([(wanted[0] + row[0, :, 0, slot + 1 :]) / 2, wanted[1]])
+    if label is not None:
+        wanted = blend_rows(rows, wanted, row[:, :, 0, slot + 1 :], label >= 0)  # type: ignore[arg-type]
     close(scores, wanted)
     assert torch.equal(ranks.sum(dim=1), rank_sum(scores))
 
 
+MERGED = Condensation(R=0.6, merge_prune=(1, 0), proportional=True)
+MANIFOLD = Condensation(R=0.5, counts="exact", K=3, pruned="fuse", merge="inverse_distance", score="mean")
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "sized"),
     [
-        Condensation(R=0.6),
-        Condensation(R=0.5, counts="exact", K=3, pruned="fuse", merge="inverse_distance", score="mean"),
-        Condensation(R=0.7, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"),
+        (Condensation(R=0.6), False),
+        (MANIFOLD, False),
+        (Condensation(R=0.7, counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean"), False),
+        (MERGED, False),
+        (MERGED, True),
+        (replace(MANIFOLD, proportional=True), True),
+        (replace(MANIFOLD, merge_prune=(1, 0), proportional=True), True),
     ],
 )
+@pytest.mark.parametrize("n", [30, 150])
 @pytest.mark.parametrize(("B", "added"), [(2, False), (2, True), (MANY, True)])
-def test_condense(config: Condensation, B: int, added: bool, random: torch.Generator) -> None:
-    H, n, D = 3, 30, 40
+def test_condense(config: Condensation, sized: bool, n: int, B: int, added: bool, random: torch.Generator) -> None:
+    """Of 150 tokens some cases merge more than `PRODUCTS`."""
+    H, D = 3, 40
     x, rows = normal(random, B, 1 + n, D), normal(random, B, H, n).softmax(dim=-1)
     rows[:, :, 5] = rows[:, :, 9]  # ties
     plan = stage(n, config)
@@ -133,10 +158,15 @@ def test_condense(config: Condensation, B: int, added: bool, random: torch.Gener
     ranked = ranks if config.score == "rank" else None
     # Added on the way, as a part of something larger.
     delta = normal(random, B, 2 + n, D)[:, 1:] if added else None
-    condense(x, y, sums, rows, ranked, order, target, ticket, plan, config, delta)
+    size = torch.randint(1, 40, (B, n), generator=random).float().log().to(DEVICE) if sized else None
+    carried = torch.full((B, plan.out), torch.nan, device=DEVICE) if config.proportional else None
+    condense(x, y, sums, rows, ranked, order, target, ticket, plan, config, delta, size, carried)
     x = x if delta is None else x + delta
-    expected = plain_condense(x[:, 1:], token_order(rows, config.score), head_mean(rows), plan, config)
+    before = (torch.zeros_like(rows[:, 0]) if size is None else size).exp() if config.proportional else None
+    expected = plain_condense(x[:, 1:], token_order(rows, config.score), head_mean(rows), plan, config, before)
     assert torch.equal(target, expected.target)
+    if carried is not None and expected.size is not None:
+        close(carried, expected.size.log())
     close(y, torch.cat([x[:, :1], expected.tokens], dim=1))
     close(sums[0].view(B, -1), y.sum(dim=2), 1e-4)
     close(sums[1].view(B, -1), (y * y).sum(dim=2), 1e-4)
@@ -224,6 +254,8 @@ def test_looking_up(own: bool, random: torch.Generator) -> None:
         ("paper", {"strategy": "similarity"}),
         ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": "bold"}),
         ("labelfree", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
+        ("labelfree", {"merge_prune": (1, 0), "proportional": True}),
+        ("paper", {"merge": "inverse_distance", "pruned": "fuse", "proportional": True, "R": 0.7}),
     ],
 )
 @torch.no_grad()
@@ -261,11 +293,12 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     assert setup.preset.adaptation.centre != "off" or torch.equal(ours.state()["centre"], rows)
 
 
+@pytest.mark.parametrize("proportional", [False, True])
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
 @torch.no_grad()
-def test_a_batch(name: str, random: torch.Generator) -> None:
+def test_a_batch(name: str, proportional: bool, random: torch.Generator) -> None:
     """The fused tower for batches and the plain encoder, with anchors and without."""
-    vit, config = tower(random), preset(name, R=0.7, layers=(1, 2)).condensation
+    vit, config = tower(random), preset(name, R=0.7, layers=(0, 1, 2), proportional=proportional).condensation
     anchors = Anchors(normal(random, 4, 3, 32), torch.tensor([True, False, True, True], device=DEVICE))
     pixels = normal(random, 3, 3, 20, 20)
     fused = Batched(vit, config)

@@ -38,6 +38,17 @@ class Flow(NamedTuple):
         return self.x if self.delta is None else self.x + self.delta
 
 
+class Done(NamedTuple):
+    """A block that has condensed."""
+
+    flow: Flow
+    """The stream behind it."""
+    target: Tensor
+    """Who went where, [B, n]."""
+    size: Tensor | None
+    """The logarithm of how many patches each token that leaves stands for, [B, out]; None where all count as one."""
+
+
 class Batched:
     """A `ViT` with a class token and a way to condense."""
 
@@ -58,18 +69,18 @@ class Batched:
 
     def resume(self, begun: Begun, guide: Guide | None = None) -> Encoded:
         """From there on; may be repeated with other anchors."""
-        flow, summaries = Flow(begun.x, None), list(begun.summaries)
+        flow, size, summaries = Flow(begun.x, None), None, list(begun.summaries)
         steps: list[Step] = []
         for i in range(len(summaries), len(self.plan)):
             stage = self.plan[i]
             if stage is None:
-                flow = self._block(self.blocks[i], flow)
+                flow = self._block(self.blocks[i], flow, size)
             elif guide is None or not self.config.uses_anchor or i == 0:
-                flow, target = self._condensing(self.blocks[i], flow, stage)
+                flow, target, size = self._condensing(self.blocks[i], flow, size, stage)
                 steps.append(Step(i, stage, target, None))
             else:
                 anchor = nearest(summaries[-1], guide.at(i - 1, summaries[-1]))
-                flow, target = self._guided(self.blocks[i], flow, anchor, stage)
+                flow, target, size = self._guided(self.blocks[i], flow, size, anchor, stage)
                 steps.append(Step(i, stage, target, anchor.label))
             summaries.append(flow.summary())
         feature = self.vit.pool(flow.summary().unsqueeze(1))
@@ -86,12 +97,12 @@ class Batched:
     def _scaled(self, x: Tensor, delta: Tensor, scale: Tensor | None) -> Flow:
         return Flow(x, delta if scale is None else delta * scale)
 
-    def _attend(self, block: Block, flow: Flow) -> tuple[Flow, Tensor]:
-        """The attention half, and the packed q, k, v [B, N, 3·D] it used."""
+    def _attend(self, block: Block, flow: Flow, size: Tensor | None) -> tuple[Flow, Tensor]:
+        """The attention half, and the packed q, k, v [B, N, 3·D] it used; size: of the patches, [B, n]."""
         x, normed = add_norm(*flow, block.norm1)
         qkv, heads = block.attn.qkv(normed), block.attn.heads
-        if faster(qkv, heads):
-            attended = block.attn.out(attention(qkv, torch.empty_like(normed), heads))
+        if size is not None or faster(qkv, heads):
+            attended = block.attn.out(attention(qkv, torch.empty_like(normed), heads, size=size))
         else:
             q, k, v = qkv.view(*x.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
             attended = block.attn.combine(F.scaled_dot_product_attention(q, k, v))
@@ -102,27 +113,27 @@ class Batched:
         hidden = activation(block.mlp.up(normed), self.vit.shape.blocks.activation)
         return self._scaled(x, block.mlp.down(hidden), block.scale2)
 
-    def _block(self, block: Block, flow: Flow) -> Flow:
-        return self._mlp(block, self._attend(block, flow)[0])
+    def _block(self, block: Block, flow: Flow, size: Tensor | None = None) -> Flow:
+        return self._mlp(block, self._attend(block, flow, size)[0])
 
-    def _condensing(self, block: Block, flow: Flow, stage: Stage) -> tuple[Flow, Tensor]:
-        """A block that condenses by its class token's row: the stream behind it, and who went where [B, n]."""
-        flow, qkv = self._attend(block, flow)
-        return self._condensed(block, flow, *scores(qkv, block.attn.heads, self.ranked), stage)
+    def _condensing(self, block: Block, flow: Flow, size: Tensor | None, stage: Stage) -> Done:
+        """A block that condenses by its class token's row."""
+        flow, qkv = self._attend(block, flow, size)
+        return self._condensed(block, flow, size, *scores(qkv, block.attn.heads, self.ranked, size=size), stage)
 
-    def _guided(self, block: Block, flow: Flow, anchor: Anchor, stage: Stage) -> tuple[Flow, Tensor]:
+    def _guided(self, block: Block, flow: Flow, size: Tensor | None, anchor: Anchor, stage: Stage) -> Done:
         """The same with anchors; they stand before the class token, seen where there is one and it is asked for."""
         x, normed = add_norm(*flow, block.norm1, anchor.token)
         qkv, heads, label = block.attn.qkv(normed), block.attn.heads, anchor.label.int()
-        how = label, self.config.rows, self.config.anchor_kv
+        how = label, self.config.rows, self.config.anchor_kv, size
         out = attention(qkv, torch.empty_like(normed), heads, True, None, None, *how)
         # The anchors' rows are multiplied as well: leaving them out would take a copy of all others.
         attended = self._scaled(x, block.attn.out(out)[:, 1:], block.scale1)
-        return self._condensed(block, attended, *scores(qkv, heads, self.ranked, True, *how), stage)
+        return self._condensed(block, attended, size, *scores(qkv, heads, self.ranked, True, *how), stage)
 
     def _condensed(
-        self, block: Block, flow: Flow, found: Tensor, ranks: Tensor | None, stage: Stage
-    ) -> tuple[Flow, Tensor]:
+        self, block: Block, flow: Flow, size: Tensor | None, found: Tensor, ranks: Tensor | None, stage: Stage
+    ) -> Done:
         """From the attention half to the end of a block, by scores and ranks [B, H, n] of its patches."""
         x, n = flow.x, stage.patches
         B, D = len(x), x.shape[2]
@@ -130,5 +141,6 @@ class Batched:
         sums = torch.empty(2, B * y.shape[1], 1, device=x.device)
         order = torch.empty(B, n, dtype=torch.int32, device=x.device)
         target, ticket = order.new_empty(B, n, dtype=torch.int64), order.new_zeros(B)
-        condense(x, y, sums, found, ranks, order, target, ticket, stage, self.config, flow.delta)
-        return self._mlp(block, Flow(y, None)), target
+        carried = found.new_empty(B, stage.out) if self.config.proportional else None
+        condense(x, y, sums, found, ranks, order, target, ticket, stage, self.config, flow.delta, size, carried)
+        return Done(self._mlp(block, Flow(y, None)), target, carried)

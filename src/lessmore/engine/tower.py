@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lessmore.condense.schedule import schedule
+from lessmore.condense.schedule import Stage, schedule
 from lessmore.condense.source import Step
 from lessmore.config import Condensation, Ready
 from lessmore.engine.kernels.attention import attention
@@ -55,19 +55,23 @@ class Scored(NamedTuple):
     target: Tensor
     label: Tensor
     ticket: Tensor
+    size: Tensor | None
+    """The logarithm of how many patches each token that leaves stands for, [1, out]; None where all count as one."""
 
 
 def _sums(rows: int, parts: int, device: torch.device) -> Sums:
     return torch.zeros(2, rows, parts, device=device)
 
 
-def _scored(heads: int, n: int, device: torch.device) -> Scored:
+def _scored(heads: int, stage: Stage, sized: bool, device: torch.device) -> Scored:
+    n = stage.patches
     whole = {"dtype": torch.int32, "device": device}
     target = torch.zeros(1, n, dtype=torch.int64, device=device)
     label = torch.full((1,), -1, **whole)  # type: ignore[call-overload]
     scores, ticket = torch.zeros(1, heads, n, device=device), torch.zeros(1, **whole)  # type: ignore[call-overload]
     ranks, order = torch.zeros(1, heads, n, **whole), torch.zeros(1, n, **whole)  # type: ignore[call-overload]
-    return Scored(scores, ranks, order, target, label, ticket)
+    size = torch.zeros(1, stage.out, device=device) if sized else None
+    return Scored(scores, ranks, order, target, label, ticket, size)
 
 
 def unsupported(vit: ViT, config: Condensation) -> str | None:
@@ -119,8 +123,9 @@ class Tower:
             qkv, heads, attended = new(1, N, 3 * D), new(1, N, D), new(1, N, D)
             condensed, sums = attended, _sums(N, parts(N, D, D), like.device)
             condensed_sums = sums
-            self.scored.append(None if stage is None else _scored(shape.blocks.heads, stage.patches, like.device))
+            self.scored.append(None)
             if stage is not None:
+                self.scored[i] = _scored(shape.blocks.heads, stage, self.config.proportional, like.device)
                 N = 1 + slot + stage.out
                 condensed, condensed_sums = new(1, N, D), _sums(N, 1, like.device)
             last = streams[i : i + 1, :N], _sums(N, parts(N, D, mlp), like.device)
@@ -135,16 +140,19 @@ class Tower:
         x = embed(
             self.embedded, self.vit.class_embed, self.vit.positions, self.vit.norm_pre, self.start, self.start_sums
         )
-        sums = self.start_sums
-        for i in range(len(self.plan)):
-            x, sums = self._block(i, x, sums, state, ready)
+        sums, size = self.start_sums, None
+        for i, scored in enumerate(self.scored):
+            x, sums = self._block(i, x, sums, size, state, ready)
+            size = size if scored is None else scored.size
         last = x[:, slot]
         if self.pooled is None:
             return self.vit.pool(last.unsqueeze(1))
         return linear(last, self.pooled, self.feature, sums=sums[:, slot : slot + 1])
 
-    def _block(self, i: int, x: Tensor, sums: Sums, state: Reservoir | None, ready: Ready) -> tuple[Tensor, Sums]:
-        """Block i on tokens x [1, N, D] with the sums of their rows."""
+    def _block(
+        self, i: int, x: Tensor, sums: Sums, size: Tensor | None, state: Reservoir | None, ready: Ready
+    ) -> tuple[Tensor, Sums]:
+        """Block i on tokens x [1, N, D] with the sums of their rows and the sizes of the patches."""
         packed, place, scored = self.blocks[i], self.places[i], self.scored[i]
         stage, config, heads = self.plan[i], self.config, self.vit.shape.blocks.heads
         ahead = self.blocks[i + 1].qkv if i + 1 < len(self.blocks) else self.pooled
@@ -153,17 +161,18 @@ class Tower:
             label = nearest(x, sums, state, i - 1, ready == "all", scored.label, self.search)
         linear(x[0], packed.qkv, place.qkv[0], sums=sums, ahead=packed.out)
         if scored is None or stage is None:
-            attention(place.qkv, place.heads, heads, self.guided)
+            attention(place.qkv, place.heads, heads, self.guided, size=size)
         else:
             ranks = scored.ranks if config.score == "rank" else None
             attention(
-                place.qkv, place.heads, heads, self.guided, scored.scores, ranks, label, config.rows, config.anchor_kv
-            )
+                place.qkv, place.heads, heads, self.guided, scored.scores, ranks, label, config.rows, config.anchor_kv,
+                size,
+            )  # fmt: skip
         linear(place.heads[0], packed.out, place.attended[0], residual=x[0], emit=place.attended_sums, ahead=packed.up)
         if scored is not None and stage is not None:
             condense(
                 place.attended, place.condensed, place.condensed_sums, scored.scores, ranks, scored.order,
-                scored.target, scored.ticket, stage, config,
+                scored.target, scored.ticket, stage, config, None, size, scored.size,
             )  # fmt: skip
         y = place.condensed[0]
         linear(

@@ -17,8 +17,15 @@ _ROWS = {"class": 0, "anchor": 1, "both": 2}
 
 
 @triton.jit
+def _bias(size, n, first_key, N, SLOT: tl.constexpr):
+    """What sizes add to the logits of keys n: their logarithms to those of patches, −∞ where a key is not seen."""
+    bias = tl.load(size + n - SLOT - 1, mask=(n > SLOT) & (n < N), other=0.0)
+    return tl.where((n < N) & (n >= first_key), bias, float("-inf"))
+
+
+@triton.jit
 def _flash(
-    qkv, out, tile, first_key, N, stride, out_stride, scale,
+    qkv, out, size, tile, first_key, N, stride, out_stride, scale, SLOT: tl.constexpr, SIZES: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over blocks of keys; queries `tile`·ROWS onwards."""
@@ -29,12 +36,18 @@ def _flash(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     result = tl.zeros([ROWS, HEAD], tl.float32)
+    if SIZES:
+        ahead = _bias(size, tl.arange(0, KEYS), first_key, N, SLOT)
     for start in range(0, N, KEYS):
         n = start + tl.arange(0, KEYS)
-        seen = (n < N) & (n >= first_key)
         k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
         v = tl.load(qkv + 2 * WIDTH + n[:, None] * stride + d[None, :], mask=(n < N)[:, None], other=0)
-        logits = tl.where(seen[None, :], tl.dot(q, k, input_precision=precision) * scale, float("-inf"))
+        logits = tl.dot(q, k, input_precision=precision) * scale
+        if SIZES:
+            logits += ahead[None, :]
+            ahead = _bias(size, n + KEYS, first_key, N, SLOT)  # a block before it is needed
+        else:
+            logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, axis=1))
         old = tl.exp(top - new)
         p = tl.exp(logits - new[:, None])
@@ -47,7 +60,8 @@ def _flash(
 
 @triton.jit
 def _first_rows(
-    qkv, first_key, N, stride, scale, ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr
+    qkv, size, first_key, N, stride, scale, SLOT: tl.constexpr, SIZES: tl.constexpr,
+    ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """softmax(q kᵀ/√d) of the first 16 queries, among them the anchor's and the class token's, over all keys."""
     m = tl.arange(0, 16)
@@ -56,7 +70,10 @@ def _first_rows(
     q = tl.load(qkv + m[:, None] * stride + d[None, :], mask=(m < N)[:, None], other=0)
     k = tl.load(qkv + WIDTH + n[None, :] * stride + d[:, None], mask=(n < N)[None, :], other=0)
     logits = tl.dot(q, k, input_precision="ieee" if EXACT else None) * scale
-    logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
+    if SIZES:
+        logits += _bias(size, n, first_key, N, SLOT)[None, :]
+    else:
+        logits = tl.where(((n < N) & (n >= first_key))[None, :], logits, float("-inf"))
     p = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     return p / tl.sum(p, axis=1)[:, None]
 
@@ -80,9 +97,9 @@ def _ranks(scores, ranks, n, ALL: tl.constexpr, PART: tl.constexpr):
 
 @triton.jit
 def _attention(
-    qkv, out, scores, ranks, label, N, heads, scale,
-    SLOT: tl.constexpr, KEY: tl.constexpr, QUERIES: tl.constexpr, SCORE: tl.constexpr, RANK: tl.constexpr,
-    EXACT: tl.constexpr,
+    qkv, out, scores, ranks, label, size, N, heads, scale,
+    SLOT: tl.constexpr, SIZES: tl.constexpr, KEY: tl.constexpr, QUERIES: tl.constexpr, SCORE: tl.constexpr,
+    RANK: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, ALL: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     tile, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -93,9 +110,11 @@ def _attention(
     first_key = SLOT
     if KEY:
         first_key = tl.where(anchored, 0, 1)
+    if SIZES:
+        size += b * (N - 1 - SLOT)
     mine = qkv + b.to(tl.int64) * N * stride + h * HEAD
     if SCORE and tile == tl.num_programs(0) - 1:
-        rows = _first_rows(mine, first_key, N, stride, scale, ALL, HEAD, WIDTH, EXACT)
+        rows = _first_rows(mine, size, first_key, N, stride, scale, SLOT, SIZES, ALL, HEAD, WIDTH, EXACT)
         m = tl.arange(0, 16)[:, None]
         row = tl.sum(tl.where(m == SLOT, rows, 0), axis=0)
         if QUERIES > 0:
@@ -112,7 +131,8 @@ def _attention(
             _ranks(scores + first, ranks + first, n, ALL, 32)
     else:
         place = out + b.to(tl.int64) * N * WIDTH + h * HEAD
-        _flash(mine, place, tile, first_key, N, stride, WIDTH, scale, ROWS, KEYS, HEAD, WIDTH, EXACT)
+        _flash(mine, place, size, tile, first_key, N, stride, WIDTH, scale, SLOT, SIZES,
+               ROWS, KEYS, HEAD, WIDTH, EXACT)  # fmt: skip
 
 
 def blocks(heads: int, N: int) -> tuple[int, int, int]:
@@ -129,28 +149,31 @@ def faster(qkv: Tensor, heads: int) -> bool:
 def attention(
     qkv: Tensor, out: Tensor, heads: int, slot: bool = False, scores: Tensor | None = None,
     ranks: Tensor | None = None, label: Tensor | None = None, rows: Rows = "class", anchor_kv: bool = False,
+    size: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of qkv [B, N, 3·D] into out [B, N, D]; with `scores` and `ranks` those of the patches, [B, H, n].
 
     slot: the first token is a place for the anchor, which the others see only in a block that asks for it (anchor_kv)
-    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches.
+    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches. size: the
+    logarithm of how often each patch counts as a key, [B, n] float32.
     """
     B, N, D = out.shape
     queries, keys, warps = blocks(B * heads, N)
     nothing = out
     _attention[(triton.cdiv(N, queries) + (scores is not None), heads, B)](
         qkv, out, nothing if scores is None else scores, nothing if ranks is None else ranks,
-        nothing if label is None else label, N, heads, (D // heads) ** -0.5,
-        SLOT=int(slot), KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows],
-        SCORE=scores is not None, RANK=ranks is not None, EXACT=out.dtype == torch.float32, ROWS=queries, KEYS=keys,
-        ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D, num_warps=warps, num_stages=2,
+        nothing if label is None else label, nothing if size is None else size, N, heads, (D // heads) ** -0.5,
+        SLOT=int(slot), SIZES=size is not None, KEY=anchor_kv and label is not None,
+        QUERIES=0 if label is None else _ROWS[rows], SCORE=scores is not None, RANK=ranks is not None,
+        EXACT=out.dtype == torch.float32, ROWS=queries, KEYS=keys, ALL=triton.next_power_of_2(N), HEAD=D // heads,
+        WIDTH=D, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 
 
 def scores(
     qkv: Tensor, heads: int, ranked: bool = True, slot: bool = False, label: Tensor | None = None,
-    rows: Rows = "class", anchor_kv: bool = False,
+    rows: Rows = "class", anchor_kv: bool = False, size: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `attention` would score, alone: scores [B, H, n] and, where asked for, ranks.
 
@@ -160,9 +183,10 @@ def scores(
     found = torch.empty(B, heads, N - 1 - slot, device=qkv.device)
     ranks = torch.empty_like(found, dtype=torch.int32) if ranked else None
     _attention[(1, heads, B)](
-        qkv, qkv, found, found if ranks is None else ranks, qkv if label is None else label, N, heads,
-        (D // heads) ** -0.5, SLOT=int(slot), KEY=anchor_kv and label is not None,
-        QUERIES=0 if label is None else _ROWS[rows], SCORE=True, RANK=ranked, EXACT=qkv.dtype == torch.float32,
-        ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D, num_warps=4, num_stages=2,
+        qkv, qkv, found, found if ranks is None else ranks, qkv if label is None else label,
+        qkv if size is None else size, N, heads, (D // heads) ** -0.5, SLOT=int(slot), SIZES=size is not None,
+        KEY=anchor_kv and label is not None, QUERIES=0 if label is None else _ROWS[rows], SCORE=True, RANK=ranked,
+        EXACT=qkv.dtype == torch.float32, ROWS=16, KEYS=64, ALL=triton.next_power_of_2(N), HEAD=D // heads, WIDTH=D,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return found, ranks
