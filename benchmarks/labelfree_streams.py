@@ -233,7 +233,7 @@ def encode_sets(args: argparse.Namespace) -> None:
     vlm = lessmore.load(args.model).to(args.device)
     args.output.mkdir(parents=True, exist_ok=True)
     for name in args.dataset:
-        read = _world if name == "world" else _data_set
+        read = world_set if name == "world" else data_set
         label, found, batches = read(vlm, name, args)
         for condition in args.corruption:
             f1, f9 = _encoded(vlm, batches(condition))
@@ -270,7 +270,7 @@ def _common(vlm: VLM, classes: list[str], templates: Any, labels: list[int]) -> 
     return {"text": text, "scale": np.float32(vlm.logit_scale), "labels": np.array(labels)}
 
 
-def _data_set(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
+def data_set(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
     """The images that `--limit` keeps of a data set; with --other, as many that it does not keep."""
     data = open_dataset(name, args.root)
     kept = [visit.index for visit in make_stream(data, "sorted", 0, args.limit).visits]
@@ -287,7 +287,7 @@ def _data_set(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
     return name, found, batches
 
 
-def _world(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
+def world_set(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
     """Scenes of 48 classes of the embedded world, half of them unseen in training."""
     assert args.model in MODELS, f"the data set world goes with the models {', '.join(MODELS)}"
     classes = world.test_classes(48, 0)

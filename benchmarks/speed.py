@@ -41,7 +41,8 @@ CONTENDERS = (
     ("TCA, R = 0.9", "tca", "tca", "fixed", 0.9),
     ("TCA, R = 0.7", "tca", "tca", "fixed", 0.7),
     ("TCA with anchors (paper), R = 0.9", "tca", "tca", "paper", 0.9),
-    ("TCA, R = 0.9, centre", "tca", "tca", "labelfree", 0.9),
+    ("default, R = 0.9", "tca", "tca", "default", 0.9),
+    ("default, R = 0.9, no centre", "tca", "tca", "default", 0.9, "off"),
 )
 Row = dict[str, Any]
 
@@ -58,10 +59,12 @@ def tower(name: str, device: str, dtype: torch.dtype) -> ViT:
     return vit.to(device, dtype)
 
 
-def contender(vit: ViT, engine: str, C: int, method: str, reduce: str, name: str, R: float, **options: Any) -> Method:
+def contender(
+    vit: ViT, engine: str, C: int, method: str, reduce: str, name: str, R: float, centre: str = "", **options: Any
+) -> Method:
     """A method on random class embeddings."""
     text = torch.randn(C, vit.shape.embed, generator=torch.Generator().manual_seed(0))
-    chosen = preset(name, R=R, **options)
+    chosen = preset(name, R=R, **options, **({"centre": centre} if centre else {}))
     chosen = chosen._replace(condensation=reducer(reduce, chosen.condensation))
     return build(engine, method, Setup(vit, F.normalize(text, dim=-1).to(vit.positions), 100.0, chosen))
 
@@ -191,7 +194,8 @@ def batches(args: argparse.Namespace) -> Iterator[Row]:
 
     for model in args.batched:
         vit = tower(model, args.device, args.dtype)
-        settings = {"plain": PLAIN} | {f"R = {R}": preset("default", R=R).condensation for R in (0.9, 0.7)}
+        pairs = [(name, R) for name in ("fixed", "default") for R in (0.9, 0.7)]
+        settings = {"plain": PLAIN} | {f"{name}, R = {R}": preset(name, R=R).condensation for name, R in pairs}
         for B in args.batch:
             image = pixels(vit, B)
             runs = {}
