@@ -1,11 +1,13 @@
 """What `labelfree.py` compares: the library's rule, parts of it left out, older ideas, and ideas that were not kept.
 
-Every rule is a pure step, written for one stream and mapped over many.
+Every rule is a pure step, written for one stream and mapped over many; only those with a reservoir take all streams at
+once and change it in place, since copying it for every image would take most of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -45,6 +47,8 @@ class Rule(NamedTuple):
     step: Step
     constants: Mapping[str, float] = {}
     """Of the library's rule, where they are to be others."""
+    together: bool = False
+    """Whether a step takes all streams at once, [B, …], and may change its state in place."""
 
 
 class Run(NamedTuple):
@@ -62,7 +66,8 @@ def run(rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[St
     stage = Stage(shelf.text, shelf.scale, centre.lean(shelf.text), shelf.name)
     rows, logits = torch.tensor(padded([stream.rows for stream in streams])), shelf.logits
     state = torch.utils._pytree.tree_map(lambda x: x.expand(len(rows), *x.shape).clone(), rule.start(stage))
-    step = torch.vmap(lambda state, f, z: rule.step(state, f, z, stage))
+    own: Any = partial(rule.step, stage=stage)
+    step = own if rule.together else torch.vmap(own)
     answers, watched = [], []
     with patch.dict(vars(centre), rule.constants):
         for at in rows.T:
@@ -142,29 +147,39 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 
 def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
-    votes, state = _votes(state, f, z)
-    return z + preset("fixed").adaptation.lam * votes, state
+    return z + preset("fixed").adaptation.lam * _votes(state, f, z), state
 
 
-def _votes(state: State, f: Tensor, z: Tensor, middle: float | Tensor = 0.0, b: float = 0.0) -> tuple[Tensor, State]:
-    """Let a feature with logits z into the reservoir; what the entries of each class say of it, [C], and the reservoir.
+def _votes(state: State, f: Tensor, z: Tensor, middle: Tensor | None = None, b: float = 0.0) -> Tensor:
+    """Let features [B, E] with logits z [B, C] into their reservoirs; what the entries of each class say, [B, C].
 
-    middle: taken off feature and entries before their cosine, [E]. b: sharpness, the preset's where 0.
+    middle: taken off feature and entries before their cosine, [B, E]. b: sharpness, the preset's where 0.
     """
     config = preset("fixed").adaptation
     keys, heights = state
-    k, height = z.argmax(keepdim=True), torch.special.entr(z.softmax(dim=0)).sum().view(1, 1)
-    own, tall = keys.index_select(0, k)[0], heights.index_select(0, k)
-    everyone, talls = torch.cat([own, f[None]]), torch.cat([tall, height], dim=1)[0]
-    crowding = ((everyone @ everyone.T).sum(dim=1) - 1) / config.M
-    score = torch.where(talls.isfinite(), talls + crowding, torch.inf)  # a free slot goes first
-    leaves = torch.arange(config.M) == score.argmax()
-    keys = keys.index_copy(0, k, torch.where(leaves[:, None], f, own)[None])
-    heights = heights.index_copy(0, k, torch.where(leaves, height, tall))
+    stream, k = torch.arange(len(f)), z.argmax(dim=1)
+    height = torch.special.entr(z.softmax(dim=1)).sum(dim=1)
+    everyone, talls = (
+        torch.cat([keys[stream, k], f[:, None]], dim=1),
+        torch.cat([heights[stream, k], height[:, None]], dim=1),
+    )
+    crowding = ((everyone @ everyone.mT).sum(dim=2) - 1) / config.M
+    slot = torch.where(talls.isfinite(), talls + crowding, torch.inf).argmax(dim=1)  # a free slot goes first
+    at = stream[slot < config.M]
+    keys[at, k[at], slot[at]], heights[at, k[at], slot[at]] = f[at], height[at]
     filled = heights.isfinite()
-    cosine = F.normalize(keys - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
+    cosine = _products(keys, f)
+    if middle is not None:  # all that is stored has length 1
+        along, square = _products(keys, middle), middle.square().sum(dim=1)[:, None, None]
+        lengths = (1 - 2 * along + square).clamp_min(1e-9).sqrt() * (f - middle).norm(dim=1)[:, None, None]
+        cosine = (cosine - along - (f * middle).sum(dim=1)[:, None, None] + square) / lengths
     votes = torch.where(filled, torch.exp((b or config.sharpness) * (cosine - 1)), 0)
-    return votes.sum(dim=1) / filled.sum(dim=1).clamp_min(1), (keys, heights)
+    return votes.sum(dim=2) / filled.sum(dim=2).clamp_min(1)
+
+
+def _products(keys: Tensor, f: Tensor) -> Tensor:
+    """Of entries [B, C, M, E] and features [B, E], [B, C, M]."""
+    return (keys.flatten(1, 2) @ f[:, :, None]).view(keys.shape[:3])
 
 
 def _reservoir(stage: Stage) -> State:
@@ -172,11 +187,17 @@ def _reservoir(stage: Stage) -> State:
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
 
 
+def _observed(state: State, z: Tensor, stage: Stage, doubt: float = CAREFUL) -> tuple[Tensor, State]:
+    """The library's rule on all streams."""
+    observed: tuple[Tensor, State] = torch.vmap(lambda own, z: centre.observe(own, z, stage.lean, doubt))(state, z)
+    return observed
+
+
 def _whole(doubt: float) -> Step:
     """The rule, then reservoir and correction by its logits, as the presets `default` and `bold` have it."""
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        logits, own = centre.observe(state[0], z, stage.lean, doubt)
+        logits, own = _observed(state[0], z, stage, doubt)
         answer, reservoir = _corrected(state[1], f, logits, stage)
         return answer, (own, reservoir)
 
@@ -187,10 +208,9 @@ def _weighed(weight: float | None) -> Step:
     """The default with another weight of the correction; None: in proportion to the centre's strength."""
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        logits, own = centre.observe(state[0], z, stage.lean, CAREFUL)
-        votes, reservoir = _votes(state[1], f, logits)
-        lam = preset("fixed").adaptation.lam * (own.course[5] if weight is None else weight)
-        return logits + lam * votes, (own, reservoir)
+        logits, own = _observed(state[0], z, stage)
+        lam = preset("fixed").adaptation.lam * (strength(own)[:, None] if weight is None else weight)
+        return logits + lam * _votes(state[1], f, logits), (own, state[1])
 
     return step
 
@@ -198,9 +218,9 @@ def _weighed(weight: float | None) -> Step:
 def _centred_cosine(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The default with the mean of all features taken off before the correction's cosines, and a softer kernel."""
     own, reservoir, total, n = state
-    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
+    logits, own = _observed(own, z, stage)
     total, n = total + f, n + 1
-    votes, reservoir = _votes(reservoir, f, logits, total / (n + 20), 2.0)
+    votes = _votes(reservoir, f, logits, total / (n + 20)[:, None], 2.0)
     return logits + preset("fixed").adaptation.lam * votes, (own, reservoir, total, n)
 
 
@@ -264,15 +284,17 @@ ZERO_SHOT = Rule("zero-shot, R = 0.9", lambda stage: (), lambda state, f, z, sta
 MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _mean)
 OURS = variant("the rule")
 BOLDER = variant("the rule, bold", BOLD)
-FIXED = Rule("fixed, on features", _reservoir, _corrected)
-DEFAULT = Rule("default, on features", lambda stage: (_centre(stage), _reservoir(stage)), _whole(CAREFUL))
+FIXED = Rule("fixed, on features", _reservoir, _corrected, together=True)
+DEFAULT = Rule(
+    "default, on features", lambda stage: (_centre(stage), _reservoir(stage)), _whole(CAREFUL), together=True
+)
 TDA = tda("TDA, defaults")
 TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
 BASELINES = (
     ZERO_SHOT,
     FIXED,
     DEFAULT,
-    Rule("bold, on features", DEFAULT.start, _whole(BOLD)),
+    Rule("bold, on features", DEFAULT.start, _whole(BOLD), together=True),
     TDA,
     TUNED_TDA,
     Rule("class-balanced centre", lambda stage: (*_means(stage), _feature(stage)), _balanced),
@@ -295,12 +317,13 @@ ABLATIONS = (
 TRIED = (
     Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),
     Rule("with class means as second classifier", lambda stage: (_centre(stage), *_means(stage)), _second),
-    Rule("default, λ halved", DEFAULT.start, _weighed(0.5)),
-    Rule("default, λ doubled", DEFAULT.start, _weighed(2.0)),
-    Rule("default, λ times w", DEFAULT.start, _weighed(None)),
+    Rule("default, λ halved", DEFAULT.start, _weighed(0.5), together=True),
+    Rule("default, λ doubled", DEFAULT.start, _weighed(2.0), together=True),
+    Rule("default, λ times w", DEFAULT.start, _weighed(None), together=True),
     Rule(
         "default, centred cosines",
         lambda stage: (*DEFAULT.start(stage), _feature(stage), torch.zeros(())),
         _centred_cosine,
+        together=True,
     ),
 )
