@@ -334,6 +334,26 @@ def token_classifier(tokens: Array, slots: list[list[Entry]], config: Adaptation
     return np.array(scores)
 
 
+class Seen(NamedTuple):
+    """What the centre keeps of an image besides its logits, for as much as is left of it."""
+
+    left: float
+    power: float  # mean squared logit
+    turn: float  # from the image before
+    high: float  # largest and smallest logit without the mean before it; 0 for the first
+    low: float
+    answer: int
+    top: int  # the class that stands out most
+
+
+class Deviation(NamedTuple):
+    """How far an image, and the one before it, lay from the mean in the direction of the images before them."""
+
+    left: float
+    x: float
+    previous: float
+
+
 class Centre:
     """What all images of a stream have in common, taken off their logits, as docs/labelfree.md has it.
 
@@ -343,49 +363,85 @@ class Centre:
     def __init__(self, text: Array, bold: bool) -> None:
         self.text, self.bold = text, bold
         self.images: list[tuple[float, Array]] = []  # what is left of an image, its logits
-        self.answers: list[tuple[float, int]] = []  # the same, its class
-        self.edges: list[tuple[float, float, float]] = []  # the same, largest and smallest logit without the mean
-        self.w, self.turns = 0.0, 0.0
+        self.seen: list[Seen] = []
+        self.deviations: list[Deviation] = []
+        self.recent = np.zeros(len(text))
+        self.w, self.evidence, self.x, self.changes = 0.0, 0.0, 0.0, 0
         self.last: Array | None = None
 
     def mean(self) -> Array:
         """m, over what is left."""
         return np.asarray(np.sum([left * z for left, z in self.images], axis=0) / sum(left for left, _ in self.images))
 
-    def classes(self) -> float:
-        """K, of the answers to the images before."""
-        counts = [sum(left for left, c in self.answers if c == k) for k in range(len(self.text))]
-        return math.exp(-sum(n / sum(counts) * math.log(n / sum(counts)) for n in counts if n > 0))
+    def left(self) -> float:
+        """What is left of all images."""
+        return sum(image.left for image in self.seen)
+
+    def shares(self, classes: list[int]) -> list[float]:
+        """Of each class, where these are the images'."""
+        found = list(zip(self.seen, classes, strict=True))
+        return [sum(i.left for i, c in found if c == k) / max(self.left(), 1e-9) for k in range(len(self.text))]
 
     def few(self) -> float:
         """Whether classes may be few: 0 where the rest is high rather than low, 1 where it is as high as low."""
-        span = sum(left * (high - low) for left, high, low in self.edges)
-        lopsided = sum(left * (high + low) for left, high, low in self.edges) / span if span > 0 else 0.0
+        span = sum(i.left * (i.high - i.low) for i in self.seen)
+        lopsided = sum(i.left * (i.high + i.low) for i in self.seen) / span if span > 0 else 0.0
         return 0.0 if lopsided > 0.25 else 1.0 if lopsided < 0.15 else (0.25 - lopsided) / 0.1
 
     def observe(self, logits: Array) -> Array:
-        """Logits of the next image, without the centre: (z − w·m)_c / |t_c − w·t̄|."""
+        """Logits of the next image, without the centre: (z − w·(m − 3·h·often))_c / |t_c − w·t̄|."""
         z, p, C = logits - logits.mean(), softmax(logits), len(logits)
-        K = self.classes() if self.images else 1.0
-        if self.last is not None:
-            self.turns += float(((p - self.last) ** 2).sum())
-            rest = z - self.mean()
-            self.edges.append((1.0, float(rest.max()), float(rest.min())))
+        K = math.exp(-sum(s * math.log(s) for s in self.shares([i.answer for i in self.seen]) if s > 0))
+        often = [max(0.0, s - 3 / C) for s in self.shares([i.top for i in self.seen])]
+        turn = 0.0 if self.last is None else float(((p - self.last) ** 2).sum())
+        rest = z - self.mean() if self.images else np.zeros(C)
+        changed = bool(self.images) and self.watch(self.recent - self.mean(), rest, turn)
         self.last = p
         self.images.append((1.0, z))
-        mean, left = self.mean(), sum(share for share, _ in self.images)
-        power = sum(share * float((x**2).mean()) for share, x in self.images) / left
-        few = self.few()
-        chance = 1 / (1 + self.turns) + (0.25 if self.bold else 1.0) * (1 + few) * (1 / K - 1 / C)
+        self.seen.append(Seen(1.0, float((z**2).mean()), turn, float(rest.max()), float(rest.min()), -1, -1))
+        mean, few = self.mean(), self.few()
+        power = sum(i.left * i.power for i in self.seen) / self.left()
+        turns = sum(i.left * i.turn for i in self.seen)
+        chance = 1 / (1 + turns) + (0.25 if self.bold else 1.0) * (1 + few) * (1 / K - 1 / C)
         self.w = max(0.0, 1 - power / max(float((mean**2).mean()), 1e-12) * chance)
-        self.answers.append((1.0, int((z - (1 - few) * self.w * mean).argmax())))
-        keep = 150 / self.turns if self.turns > 150 else 1.0
-        self.turns *= keep
-        self.images = [(keep * share, x) for share, x in self.images]
-        self.answers = [(keep * share, c) for share, c in self.answers]
-        self.edges = [(keep * share, high, low) for share, high, low in self.edges]
+        answer, top = int((z - (1 - few) * self.w * mean).argmax()), int((z - mean).argmax())
+        self.seen[-1] = self.seen[-1]._replace(answer=answer, top=top)
+        height = sum(i.left * i.high for i in self.seen) / self.left()
+        self.recent = self.recent + (z - self.recent) / min(self.left(), 16)
+        if changed:
+            self.start_again()
+        self.forget()
         lengths = [max(float(np.linalg.norm(t - self.w * self.text.mean(axis=0))), 1e-6) for t in self.text]
-        return np.array([(z[c] - self.w * mean[c]) / lengths[c] for c in range(C)])
+        return np.array([(z[c] - self.w * (mean[c] - 3 * height * often[c])) / lengths[c] for c in range(C)])
+
+    def watch(self, drift: Array, rest: Array, turn: float) -> bool:
+        """Whether the domain has changed: too much evidence that images lie where the last ones do, not the mean."""
+        known, many = self.left() + 1 > 32, sum(d.left for d in self.deviations)
+        previous, self.x = self.x, float(drift @ rest) / max(float(np.linalg.norm(drift)), 1e-9) if known else 0.0
+        squares = sum(d.left * d.x**2 for d in self.deviations)
+        products = sum(d.left * d.x * d.previous for d in self.deviations)
+        rho = min(max(products / max(squares, 1e-9), 0.0), 0.95)
+        if many > 16:
+            usual = max(math.sqrt(squares / many), 1e-9)
+            self.evidence = max(0.0, self.evidence + (turn * (self.x / usual - 0.5) if known else 0.0))
+        if known:
+            self.deviations.append(Deviation(1.0, self.x, previous))
+        keep = min(1.0, 1000 / (many + known)) if self.deviations else 1.0
+        self.deviations = [d._replace(left=keep * d.left) for d in self.deviations]
+        return self.evidence > 10 * (1 + rho) / (1 - rho)
+
+    def start_again(self) -> None:
+        """The mean is that of the last images, and all that was seen counts as much as they do."""
+        self.evidence, self.changes = 0.0, self.changes + 1
+        keep = 16 / self.left()
+        self.images = [(16.0, self.recent)]
+        self.seen = [i._replace(left=keep * i.left) for i in self.seen]
+
+    def forget(self) -> None:
+        """All but the last 150 turns."""
+        keep = 150 / max(sum(i.left * i.turn for i in self.seen), 150)
+        self.images = [(keep * left, z) for left, z in self.images]
+        self.seen = [i._replace(left=keep * i.left) for i in self.seen]
 
 
 @dataclass

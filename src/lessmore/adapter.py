@@ -24,7 +24,7 @@ from lessmore.encoder import PLAIN, encode
 from lessmore.engine import Batching, build, check_engine
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.inputs import Image, to_pixels, to_views
-from lessmore.methods import FromViews, Method, Outcome, Setup, method_options, split_options
+from lessmore.methods import Centring, FromViews, Method, Outcome, Setup, method_options, split_options
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.prompts import Templates, class_names, prompts, template_texts
 from lessmore.vlm import VLM, load
@@ -69,6 +69,10 @@ class Health:
     """Share of the reservoir's slots in use."""
     empty_classes: int = 0
     """Classes the reservoir holds nothing of."""
+    strength: float = 0.0
+    """How much of the stream's centre is taken off the answers, 0 to 1."""
+    domain_changes: int = 0
+    """Changes of domain that were noticed."""
 
     @property
     def agreement(self) -> float:
@@ -165,11 +169,14 @@ class Adapter:
         return other
 
     def health(self) -> Health:
-        """Counts since the start (or the last reset), and how full the reservoir is."""
-        used = self._method.slots()
-        if used is None:
-            return replace(self._health)
-        return replace(self._health, fill=float(used.float().mean()), empty_classes=int((~used.any(dim=1)).sum()))
+        """Counts since the start (or the last reset), and how the reservoir and the stream's centre stand."""
+        health, used = replace(self._health), self._method.slots()
+        if used is not None:
+            health.fill, health.empty_classes = float(used.float().mean()), int((~used.any(dim=1)).sum())
+        course = self._method.course() if isinstance(self._method, Centring) else None
+        if course is not None:
+            health.strength, health.domain_changes = float(course[5]), int(course[6])  # see `centre.Centre.course`
+        return health
 
     def save(self, path: str | Path) -> None:
         """Write the state as one safetensors file, atomically."""

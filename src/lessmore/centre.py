@@ -139,13 +139,12 @@ def _watched(watch: Tensor, drift: Tensor, rest: Tensor, known: Tensor, turn: Te
     more than the last images, []. turn: the image's, [].
     """
     evidence, previous, power, product, images = watch
-    x = (drift * rest).sum() / drift.square().sum().sqrt().clamp_min(1e-9)
+    x = torch.where(known, (drift * rest).sum() / drift.square().sum().sqrt().clamp_min(1e-9), 0)
     usual = (power / images.clamp_min(1e-9)).sqrt().clamp_min(1e-9)
     more = torch.where(known, turn * (x / usual - SLACK), 0)
     evidence = torch.where(images > RECENT, (evidence + more).clamp_min(0), 0)
-    rho = (product / power.clamp_min(1e-9)).clamp(0, 0.95)
+    rho = (product / power.clamp_min(1e-9)).clamp(0.0, 0.95)
     changed = evidence > ALARM * (1 + rho) / (1 - rho)
-    sums = [torch.where(known, y, 0) for y in (x.square(), x * previous, torch.ones_like(x))]
-    sums = [old + new for old, new in zip((power, product, images), sums, strict=True)]
-    keep = (PAST / sums[2].clamp_min(1e-9)).clamp_max(1)
-    return changed, [torch.where(changed, 0, evidence), x, *(keep * y for y in sums)]
+    power, product, images = power + x.square(), product + x * previous, images + known
+    keep = (PAST / images.clamp_min(1e-9)).clamp_max(1)
+    return changed, [torch.where(changed, 0, evidence), x, keep * power, keep * product, keep * images]

@@ -187,6 +187,38 @@ def test_health_counts(vlm: VLM, tmp_path: Path) -> None:
         list(adapter.stream([tmp_path / "missing.png"]))
 
 
+def test_health_of_the_centre(vlm: VLM, tmp_path: Path) -> None:
+    adapter, other = make(vlm, preset="bold"), make(vlm, preset="bold")
+    list(adapter.stream(images(40)))
+    strength = adapter.health().strength
+    assert 0 < strength <= 1
+    assert strength == float(adapter._method.state()["course"][5])
+    assert adapter.health().domain_changes == 0
+    state = adapter._method.state()
+    state["course"][6] = 2
+    adapter._method.restore(state)
+    assert adapter.health().domain_changes == adapter.health().domain_changes == 2  # looking does not count
+    adapter.save(tmp_path / "s")
+    other.restore(tmp_path / "s")
+    assert other.health() == adapter.health() == adapter.fork().health()
+    adapter.reset()
+    assert (adapter.health().strength, adapter.health().domain_changes) == (0, 0)
+
+
+@pytest.mark.parametrize("options", [{"preset": "fixed"}, {"method": "zeroshot"}, {"method": "tda"}])
+def test_where_no_centre_is_taken_off_there_is_no_strength(vlm: VLM, options: dict[str, object]) -> None:
+    adapter = make(vlm, **options)
+    list(adapter.stream(images(30)))
+    assert (adapter.health().strength, adapter.health().domain_changes) == (0, 0)
+
+
+@pytest.mark.parametrize("engine", ["eager", "chunk"])
+def test_every_engine_tells_the_strength(vlm: VLM, engine: str) -> None:
+    adapter = make(vlm, preset="bold", engine=engine)
+    list(adapter.stream(images(40)))
+    assert adapter.health().strength > 0
+
+
 def test_one_class_works(vlm: VLM) -> None:
     adapter = adapt(vlm, ["only"], **SMALL)  # type: ignore[arg-type]
     for image in images(6):
@@ -287,7 +319,7 @@ def test_a_sample_that_overflows_is_answered_by_the_plain_model_and_not_stored(
     vlm: VLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the condensed path fails here: NaN enters where tokens are merged."""
-    adapter, plain = make(vlm, pruned="fuse"), make(vlm, method="zeroshot", R=1.0)
+    adapter, plain = make(vlm, merge_prune=(2, 1), pruned="fuse"), make(vlm, method="zeroshot", R=1.0)
     stream = list(images(12))
     for image in stream[:5]:
         adapter(image)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.centre import DOUBT, MEMORY, Centre, empty, lean, observe
+from lessmore import centre
+from lessmore.centre import DOUBT, MEMORY, OFTEN, RECENT, Centre, empty, lean, observe
 from lessmore.config import preset
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
@@ -18,10 +19,10 @@ from tests.random_towers import make_images, make_text, make_vit
 from tests.reference import Centre as SlowCentre
 
 C = 8
-TURNS, STRENGTH = 2, 5  # their places in the course
+SEEN, TURNS, STRENGTH, CHANGES = 0, 2, 5, 6  # their places in the course
 
 
-def texts(seed: int, common: float = 1.0) -> Tensor:
+def texts(seed: int, common: float = 1.0, C: int = C) -> Tensor:
     """Class texts [C, 16] that have a direction in common."""
     random = torch.Generator().manual_seed(seed)
     own, shared = torch.randn(C, 16, generator=random), torch.randn(16, generator=random)
@@ -30,19 +31,27 @@ def texts(seed: int, common: float = 1.0) -> Tensor:
 
 def stream(labels: Tensor, offset: Tensor, seed: int, noise: float = 1.5) -> Tensor:
     """Logits [T, C] of images of these classes, all of them displaced by the same offset [C]."""
-    random = torch.Generator().manual_seed(seed)
+    random, C = torch.Generator().manual_seed(seed), len(offset)
     return 6.0 * F.one_hot(labels, C) + noise * torch.randn(len(labels), C, generator=random) + offset
 
 
-def labels_of(T: int, seed: int) -> Tensor:
-    return torch.randint(0, C, (T,), generator=torch.Generator().manual_seed(seed))
+def labels_of(T: int, seed: int, C: int = C, often: float = 0.0) -> Tensor:
+    """Classes [T], all alike but for class 3, which gets a share more."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, C, (T,), generator=random)
+    return torch.where(torch.rand(T, generator=random) < often, 3, labels)
+
+
+def offsets(count: int, size: float, C: int = C) -> Tensor:
+    """Displacements of whole domains, [count, C]."""
+    return size * torch.randn(count, C, generator=torch.Generator().manual_seed(5))
 
 
 def follow(
     logits: Iterable[Tensor], text: Tensor, start: Centre | None = None, how: str = "careful"
 ) -> tuple[Tensor, list[Centre]]:
     """Answers [T, C], and what is remembered after each image."""
-    towards, state = lean(text), start or empty(C, "cpu")
+    towards, state = lean(text), start or empty(len(text), "cpu")
     answers, states = [], []
     for z in logits:
         answer, state = observe(state, z, towards, DOUBT[how])
@@ -51,26 +60,58 @@ def follow(
     return torch.stack(answers), states
 
 
+def side_by_side(logits: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of S streams [T, C]: answers [S, T, C], courses [S, T, 12], and the mean that each ends with [S, C]."""
+    rows = torch.stack(logits)
+    S, T, C = rows.shape
+    towards, state = lean(texts(0, C=C).float()), Centre(*(torch.stack([t] * S) for t in empty(C, "cpu")))
+    answers, courses = [], []
+    for i in range(T):
+        answer, state = torch.vmap(observe, in_dims=(0, 0, None, None))(state, rows[:, i], towards, DOUBT["careful"])
+        answers.append(answer)
+        courses.append(state.course)
+    return torch.stack(answers, dim=1), torch.stack(courses, dim=1), state.total / state.course[:, :1]
+
+
 def accuracy(answers: Tensor, labels: Tensor) -> float:
-    return float((answers.argmax(dim=1) == labels).float().mean())
+    return float((answers.argmax(dim=-1) == labels).float().mean())
 
 
-@pytest.mark.parametrize("common", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize(("seed", "how"), [(0, "careful"), (1, "careful"), (2, "bold")])
-def test_equals_loops_in_float64(seed: int, how: str, common: float) -> None:
-    text, random = texts(seed, common), torch.Generator().manual_seed(seed)
-    offset = 3 * torch.randn(C, generator=random).double()
-    logits = stream(labels_of(220, seed), offset, seed).double()
-    slow = SlowCentre(text.numpy(), how == "bold")
-    start = Centre(*(t.double() for t in empty(C, "cpu")))
+KINDS = {
+    "many classes": (labels_of(220, 0), 1.0),
+    "texts alike": (labels_of(220, 1), 4.0),
+    "a frequent class": (labels_of(220, 2, 16, often=0.4), 0.0),
+    "runs": (labels_of(22, 3).repeat_interleave(10), 1.0),
+    "sorted": (labels_of(220, 4).sort().values, 1.0),
+}
+
+
+@pytest.mark.parametrize("how", ["careful", "bold"])
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_equals_loops_in_float64(kind: str, moves: bool, how: str) -> None:
+    labels, common = KINDS[kind]
+    classes = 16 if kind == "a frequent class" else C
+    text, (first, second) = texts(0, common, classes), offsets(2, 2.0, classes).double()
+    logits = stream(labels, first, 1).double()
+    if moves:
+        logits[120:] += second - first
+    slow, start = SlowCentre(text.numpy(), how == "bold"), Centre(*(t.double() for t in empty(classes, "cpu")))
     answers, states = follow(logits, text, start, how)
     for z, answer, state in zip(logits, answers, states, strict=True):
         np.testing.assert_allclose(answer, slow.observe(z.numpy()), rtol=0, atol=1e-8)
         assert float(state.course[STRENGTH]) == pytest.approx(slow.w, abs=1e-10)
-    assert float(states[-1].course[STRENGTH]) > 0.3
-    assert float(states[-1].course[TURNS]) == pytest.approx(MEMORY)  # long enough for some of it to be forgotten
+        assert int(state.course[CHANGES]) == slow.changes
     single, _ = follow(logits.float(), text.float(), how=how)
     torch.testing.assert_close(single.double(), answers, rtol=0, atol=1e-3)
+    # The comparison is worth something only if the streams reach what is special about them.
+    last = states[-1]
+    if kind == "many classes":
+        assert float(last.course[STRENGTH]) > 0.3
+        assert (float(last.course[TURNS]) == pytest.approx(MEMORY)) != moves  # some of it was forgotten
+        assert int(last.course[CHANGES]) == moves
+    if kind == "a frequent class":
+        assert float(last.tops.max() / last.tops.sum()) > OFTEN / classes
 
 
 def test_the_first_image_is_answered_as_zero_shot_answers_it() -> None:
@@ -95,7 +136,7 @@ def test_logits_that_are_not_finite_leave_no_trace(bad: float) -> None:
 
 
 def test_a_displacement_of_all_images_is_taken_off_in_the_end() -> None:
-    labels, offset = labels_of(600, 1), 4 * torch.randn(C, generator=torch.Generator().manual_seed(5))
+    labels, offset = labels_of(600, 1), offsets(1, 4.0)[0]
     logits = stream(labels, offset, 1)
     answers, states = follow(logits, texts(0))
     before, after = accuracy(logits[300:], labels[300:]), accuracy(answers[300:], labels[300:])
@@ -105,14 +146,69 @@ def test_a_displacement_of_all_images_is_taken_off_in_the_end() -> None:
     assert float(states[-1].course[STRENGTH]) > 0.7
 
 
-def test_a_new_domain_is_followed() -> None:
-    random = torch.Generator().manual_seed(5)
-    first, second = 4 * torch.randn(2, C, generator=random)
-    labels = labels_of(900, 2)
-    logits = torch.cat([stream(labels[:500], first, 2), stream(labels[500:], second, 3)])
-    answers, _ = follow(logits, texts(0))
-    assert accuracy(logits[-150:], labels[-150:]) < 0.7
-    assert accuracy(answers[-150:], labels[-150:]) > 0.9
+@pytest.mark.parametrize(("classes", "size"), [(8, 2.0), (8, 4.0), (40, 1.5)])
+def test_a_new_domain_is_noticed_and_the_mean_starts_again(
+    classes: int, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = offsets(2, size, classes)
+    labels = [labels_of(400, seed, classes) for seed in range(6)]
+    logits = [
+        torch.cat([stream(y[:300], first, seed), stream(y[300:], second, seed + 50)]) for seed, y in enumerate(labels)
+    ]
+    answers, courses, means = side_by_side(logits)
+    assert not courses[:, 299, CHANGES].any()
+    assert (courses[:, 359, CHANGES] >= 1).all()
+    assert (courses[:, -1, CHANGES] <= 2).all()  # the first may come before all of the last images are new
+    apart = (second - second.mean()) - (first - first.mean())
+    assert ((means - (second - second.mean())).norm(dim=1) < 0.3 * apart.norm()).all()
+    new = torch.stack(labels)[:, 300:]
+    monkeypatch.setattr(centre, "ALARM", float("inf"))
+    blind, ignored, _ = side_by_side(logits)
+    assert not ignored[..., CHANGES].any()
+    assert accuracy(answers[:, 300:], new) > accuracy(blind[:, 300:], new) + 0.01
+    assert accuracy(answers[:, 300:], new) > accuracy(torch.stack(logits)[:, 300:], new) + 0.03
+
+
+def test_at_a_change_the_past_counts_as_much_as_the_last_images() -> None:
+    first, second = offsets(2, 4.0)
+    logits = torch.cat([stream(labels_of(150, 0), first, 0), stream(labels_of(60, 9), second, 9)])
+    _, states = follow(logits, texts(0))
+    at = next(i for i, state in enumerate(states) if state.course[CHANGES] > 0)
+    before, after = states[at - 1], states[at]
+    assert float(before.course[SEEN]) > 3 * RECENT
+    assert float(after.course[SEEN]) == pytest.approx(RECENT)
+    assert float(after.counts.sum()) == float(after.tops.sum()) == pytest.approx(RECENT, rel=1e-5)
+    torch.testing.assert_close(after.total / after.course[SEEN], after.recent)
+
+
+@pytest.mark.parametrize("size", [0.0, 3.0])
+def test_a_stream_of_many_classes_is_one_domain(size: float) -> None:
+    offset = offsets(1, size, 40)[0]
+    _, courses, _ = side_by_side([stream(labels_of(2000, seed, 40), offset, seed) for seed in range(5)])
+    assert not courses[:, -1, CHANGES].any()
+
+
+@pytest.mark.parametrize("order", ["sorted", "runs of 20"])
+def test_runs_of_a_class_are_hardly_ever_taken_for_domains(order: str) -> None:
+    """Of images that zero-shot would tell apart, were they not displaced."""
+    drawn = [labels_of(2000 if order == "sorted" else 100, seed) for seed in range(5)]
+    labels = [y.sort().values if order == "sorted" else y.repeat_interleave(20) for y in drawn]
+    _, courses, _ = side_by_side([stream(y, offsets(1, 3.0)[0], seed) for seed, y in enumerate(labels)])
+    assert not courses[:, 999, CHANGES].any()
+    assert (courses[:, -1, CHANGES] <= 1).all()
+
+
+@pytest.mark.parametrize(("size", "noise"), [(0.0, 1.5), (1.5, 2.5)])
+def test_a_frequent_class_keeps_its_answers(size: float, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    offset, labels = offsets(1, size, 20)[0], [labels_of(600, seed, 20, often=0.4) for seed in range(6)]
+    logits = [stream(y, offset, seed, noise) for seed, y in enumerate(labels)]
+    truth, frequent = torch.stack(labels), torch.stack(labels) == 3
+    lifted = side_by_side(logits)[0]
+    monkeypatch.setattr(centre, "LIFT", 0.0)
+    plain, zero_shot = side_by_side(logits)[0], torch.stack(logits)
+    assert accuracy(lifted[frequent], truth[frequent]) > accuracy(plain[frequent], truth[frequent]) + 0.003
+    assert accuracy(lifted, truth) > accuracy(plain, truth)
+    assert accuracy(lifted, truth) > accuracy(zero_shot, truth) - 0.002
 
 
 def test_without_displacement_nothing_is_lost() -> None:
@@ -142,7 +238,7 @@ def test_one_class_on_which_zero_shot_often_errs_is_left_alone_with_care(seed: i
 
 
 def test_care_costs_nothing_in_the_end_where_classes_are_many() -> None:
-    labels, offset = labels_of(600, 1), 4 * torch.randn(C, generator=torch.Generator().manual_seed(5))
+    labels, offset = labels_of(600, 1), offsets(1, 4.0)[0]
     careful, bold = (follow(stream(labels, offset, 1), texts(0), how=how)[0][300:] for how in ("careful", "bold"))
     assert accuracy(careful, labels[300:]) > accuracy(bold, labels[300:]) - 0.01
 

@@ -353,7 +353,7 @@ def test_vis_writes_a_strip(photos: Path, tmp_path: Path, capsys: pytest.Capture
     assert answers.startswith("before: ")
     assert " → after: " in answers
     with Image.open(strip) as picture:
-        assert picture.width == 4 * 192 + 5 * 8
+        assert picture.width == 6 * 192 + 7 * 8
         panels = np.asarray(picture.convert("RGB"))[8:200]
     assert (panels[:, 208:400] != panels[:, 8:200]).any()
     assert state.read_bytes() == before

@@ -131,7 +131,7 @@ def test_variance_divergence_and_weights_by_hand() -> None:
 
 
 def test_the_theorys_figures_are_those_of_the_tokens(ask: Any) -> None:
-    request = ask(limit=2)
+    request = ask(limit=2, preset="fixed")
     data = theory.measure(request)
     assert list(data["blocks"]) == ["3", "6", "9"]
     rows: dict[str, list[float]] = {"all": [], "kept": []}

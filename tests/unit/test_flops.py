@@ -145,7 +145,7 @@ def test_the_command_needs_neither_weights_nor_files(
 def test_the_commands_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flops", "ViT-B-16", "--R", "0.7"]) == 0
     shown = capsys.readouterr().out
-    assert "block 3: 196 patches -> 137 kept" in shown
+    assert "block 6: 196 patches -> 133 kept" in shown
     assert "one pass" not in shown  # there is only one
     assert "% fewer multiply-accumulates than the plain model (17.5640 GMACs, matmul)" in shown
     assert main(["flops", "ViT-B-16", "--method", "zero"]) == 0

@@ -360,12 +360,37 @@ def test_a_centre(name: str, C: int, P: int, dtype: torch.dtype, random: torch.G
     assert P < 24 or state.course[5] > 0.1  # something was taken off
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_centre_that_starts_again(dtype: torch.dtype, random: torch.Generator) -> None:
+    """Past the limit of what is remembered, with a frequent class, a change of domain, and gaps; in place."""
+    C, P, config = 12, 30, preset("labelfree").adaptation
+    state, text = empty(C, 1, 1, 4, 8, dtype, DEVICE), F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
+    offsets, lean = 2.5 * normal(random, 2, C), centre.lean(text)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+    ours, full = (state.centre.clone(), state.course.clone()), False
+    for k in range(9):
+        labels = torch.where(torch.rand(P, generator=random) < 0.3, 3, torch.randint(0, C, (P,), generator=random))
+        logits = 6 * F.one_hot(labels, C).to(DEVICE) + 1.5 * normal(random, P, C) + offsets[k // 7]
+        logits[4, k] = torch.nan
+        logits, count = logits.to(dtype), torch.tensor(P - k % 3, device=DEVICE)
+        expected, answers = observe_all(state, logits, count, lean, config), torch.empty_like(logits)
+        scan(logits, lean, count, ours, answers, *ours, centre.DOUBT[config.centre])
+        for found, wanted in zip((answers, *ours), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert torch.equal(answers[int(count) :], logits[int(count) :])
+        assert k >= 7 or int(ours[1][6]) == 0
+        state = state._replace(centre=expected.centre, course=expected.course)
+        full |= float(ours[1][2]) > 0.999 * centre.MEMORY
+        lifted = float(ours[0][2].max() / ours[0][2].sum()) > centre.OFTEN / C
+    assert full and lifted and int(ours[1][6]) >= 1
+
+
 def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
     """Tensors without values cannot be read on the host."""
     state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
     count, config = torch.ones((), device="meta"), preset("labelfree").adaptation
     found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
-    assert [t.shape for t in found] == [(3, 5), (3, 5), (6,)]
+    assert [t.shape for t in found] == [(3, 5), (5, 5), (12,)]
 
 
 def test_more_classes_than_a_program_holds_are_left_to_plain_functions(

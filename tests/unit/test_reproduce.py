@@ -126,7 +126,7 @@ def test_options_vary_all_that_paper_and_code_do_differently() -> None:
     tuned = {"R", "rate", "M", "lam", "beta", "sharpness"}
     for part, kind in (("condensation", Condensation), ("adaptation", Adaptation)):
         for field in fields(kind):
-            values = {str(getattr(getattr(PRESETS[p], part), field.name)) for p in ("default", "paper", "released")}
+            values = {str(getattr(getattr(PRESETS[p], part), field.name)) for p in ("fixed", "paper", "released")}
             if len(values) > 1 and field.name not in tuned:
                 assert field.name in varied, field.name
     presets = {row.run.get("preset") for row in TABLES["options"].rows}
@@ -152,13 +152,13 @@ def wishes(photos: str, **more: Any) -> Wishes:
 
 
 def test_runs_that_tables_share_are_done_once(photos: str) -> None:
-    asked = wishes(photos, corruptions=(None, "contrast:2"))
+    asked = wishes(photos, corruptions=(None, "contrast:2"), common={"preset": "fixed"})
     plans = [plan(TABLES[name], asked, Shelf(None)) for name in ("lambda", "budget", "centres", "merge-prune")]
     runs = distinct(plans)
     usual = {name for one in plans for name in [one.rows[i].name for i, _ in one.cells]}
-    assert {"λ=8", "R=0.9", "K=2", "2:1"} <= usual  # four names of the default
+    assert {"λ=8", "R=0.9", "K=2", "2:1"} <= usual  # four names of the preset
     assert len(runs) == (7 + 5 + 4 + 3 - 3) * 2 * 2  # rows, streams, orders
-    assert identity(RunSpec("tiny", photos)) == identity(RunSpec("tiny", photos, options={"lam": 8.0, "K": 2}, R=0.9))
+    assert identity(RunSpec("tiny", photos)) == identity(RunSpec("tiny", photos, options={"lam": 8.0, "K": 4}, R=0.9))
     assert identity(RunSpec("tiny", photos)) != identity(RunSpec("tiny", photos, seed=1))
 
 

@@ -198,7 +198,7 @@ def test_the_gallery_shows_what_the_stream_answered(monkeypatch: pytest.MonkeyPa
         assert exhibit.truth == names[stream.labels[i]]
         assert exhibit.before == demo._answer(before[i])
         assert exhibit.after == demo._answer(after[i])
-        assert len(exhibit.panels) == 4
+        assert len(exhibit.panels) == 6
 
 
 def test_intervals() -> None:

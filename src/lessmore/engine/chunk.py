@@ -155,6 +155,10 @@ class Chunk:
         """Which slots of the reservoir are in use, [C, M] bool."""
         return self._tca.slots()
 
+    def course(self) -> Tensor:
+        """Of the stream's centre, [12]."""
+        return self._tca.course()
+
     def macs(self, accounting: Accounting = "matmul") -> int:
         """Of one image that is encoded once; `work` says how many were encoded again."""
         return self._tca.macs(accounting)

@@ -65,6 +65,10 @@ class Graph:
         """Which slots of the memory are in use."""
         return self.method.slots()
 
+    def course(self) -> Tensor | None:
+        """Of the stream's centre, [12]; None for zero-shot."""
+        return self.method.course() if isinstance(self.method, TCA) else None
+
     def macs(self, accounting: Accounting = "matmul") -> int:
         """As many as the method's own."""
         return self.method.macs(accounting)

@@ -161,6 +161,10 @@ class Multi:
         """Which slots are in use, [S, C, M] bool."""
         return self.reservoir.ids >= 0
 
+    def course(self) -> Tensor:
+        """Of the streams' centres, [S, 12]."""
+        return self.reservoir.course
+
     def _checked(self, stream: int) -> int:
         if not 0 <= stream < self.streams:
             raise ConfigError(f"there is no stream {stream}; they are numbered from 0 to {self.streams - 1}")

@@ -15,6 +15,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     zeroshot,
 )
 from lessmore.methods.registry import (
+    Centring,
     Facts,
     FromEncoded,
     FromViews,
@@ -29,6 +30,7 @@ from lessmore.methods.registry import (
 )
 
 __all__ = [
+    "Centring",
     "Facts",
     "FromEncoded",
     "FromViews",

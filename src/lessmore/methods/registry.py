@@ -135,6 +135,14 @@ class FromViews(Protocol):
         """Views [V, 3, S, S] of an RGB image, or of preprocessed pixels [3, S, S]; the same for the same arguments."""
 
 
+@runtime_checkable
+class Centring(Protocol):
+    """A method that can take the stream's centre off its answers."""
+
+    def course(self) -> Tensor | None:
+        """Of `centre.Centre`, [12]; zeros where it is left in, None where there is none."""
+
+
 class Episodic:
     """The part of a method that treats every image alone: there is nothing to forget, keep or restore."""
 

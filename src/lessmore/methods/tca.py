@@ -120,6 +120,10 @@ class TCA:
         """Which slots of the reservoir are in use, [C, M] bool."""
         return self.reservoir.ids >= 0
 
+    def course(self) -> Tensor:
+        """Of the stream's centre, [12]; zeros where that is not asked for."""
+        return self.reservoir.course
+
     def macs(self, accounting: Accounting = "matmul") -> int:
         """One pass of the tower and, in `matmul`, the correction."""
         setup, preset = self.setup, self.setup.preset
