@@ -25,7 +25,7 @@ SEED = 52_000
 STREAMS = (("clean", 0), ("background", 3), ("contrast", 2), ("noise", 3), ("sketch", 2))
 CONTENDERS: dict[str, dict[str, Any]] = {
     "EViT": {"method": "zeroshot", "reducer": "evit"},
-    "TCA, default": {},
+    "TCA, fixed": {"preset": "fixed"},
     "TCA, anchor row": {"preset": "fixed", "rows": "both"},
 }
 
