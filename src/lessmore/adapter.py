@@ -266,7 +266,7 @@ def adapt(
     vlm = load(model, tokenizer, preprocess)
     own, shared = split_options(method, options)
     chosen = make_preset(preset, **shared, **({} if R is None else {"R": R}))
-    chosen = chosen._replace(condensation=make_reducer(reducer_for(reducer, method), chosen.condensation))
+    chosen = chosen._replace(condensation=make_reducer(reducer_for(reducer, method), chosen.condensation, shared))
     names = class_names(classes)
     written = hashlib.sha256(json.dumps(prompts(names, templates)).encode()).hexdigest()
     text = vlm.classifier(names, templates, cache=cache)

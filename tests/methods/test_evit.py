@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lessmore.condense.registry import reducer
 from lessmore.condense.source import source_map
-from lessmore.config import Condensation
+from lessmore.config import LATE, Condensation, preset
 from lessmore.encoder import encode
 from lessmore.eval.flops import costs
 from lessmore.shapes import SHAPES as REAL
@@ -82,3 +82,14 @@ def test_costs_of_the_papers_table(vision: ViTShape, R: float, printed: str, cou
     cost = costs(vision, reducer("evit", Condensation(R=R)), accounting="paper")
     assert f"{cost.gmacs:.2f}" == printed
     assert (cost.tokens[3], cost.tokens[6], cost.tokens[9]) == counts
+
+
+def test_it_keeps_its_blocks_unless_others_are_asked_for() -> None:
+    for base, given, layers in (
+        (preset("default").condensation, (), (3, 6, 9)),
+        (preset("default").condensation, ("layers",), LATE),
+        (preset("default", layers=LAYERS).condensation, (), LAYERS),
+        (preset("fixed").condensation, (), (3, 6, 9)),
+    ):
+        assert reducer("evit", base, given).layers == layers
+    assert reducer("tca", preset("default").condensation).layers == LATE

@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
     """Print the costs."""
     own, shared = split_options(args.method, args.options)
     name, chosen = reducer_for(args.reducer, args.method), preset(args.preset, **shared, **_budget(args))
-    chosen = chosen._replace(condensation=reducer(name, chosen.condensation))
+    chosen = chosen._replace(condensation=reducer(name, chosen.condensation, shared))
     classes, vlm = _classes(args.classes), blank_model(args.model)
     method = blank_method(args.method, vlm, chosen, classes, own)
 

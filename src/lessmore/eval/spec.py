@@ -68,7 +68,7 @@ class RunSpec:
         """The preset, with R, options and reducer as this run has them."""
         _, shared = split_options(self.method, self.options)
         chosen = make_preset(self.preset, **shared, **({} if self.R is None else {"R": self.R}))
-        return chosen._replace(condensation=make_reducer(self.reducer, chosen.condensation))
+        return chosen._replace(condensation=make_reducer(self.reducer, chosen.condensation, shared))
 
     def own_options(self) -> dict[str, Any]:
         """Those of the options that are the method's."""
