@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from labelfree_streams import data_set, world_set
+from labelfree_tables import signed
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ from lessmore.condense.registry import reducer
 from lessmore.config import Condensation, preset
 from lessmore.encoder import PLAIN, encode
 from lessmore.eval.flops import costs
-from lessmore.files import replacing
+from lessmore.files import write_json
 from lessmore.vlm import VLM
 
 SHIFTS = ["none", "background:3", "contrast:3", "snow:3", "brightness:3", "noise:3", "blur:3", "sketch:3"]
@@ -88,17 +89,13 @@ def tables(rows: list[dict[str, Any]]) -> str:
         lines += [f"\n| R = {R} | {' | '.join(f'{s} | cost' for s in sets)} |", "|---|" + "---|" * 2 * len(sets)]
         for v in dict.fromkeys(row["variant"] for row in rows):
             mine = [next(r for r in rows if (r["set"], r["R"], r["variant"]) == (s, R, v)) for s in sets]
-            cells = [f"{_mean(r)} ({_signed(min(r['points'].values()))}) | {r['cost']:.2f}" for r in mine]
+            points = [list(r["points"].values()) for r in mine]
+            cells = [
+                f"{signed(float(np.mean(p)))} ({signed(min(p))}) | {r['cost']:.2f}"
+                for r, p in zip(mine, points, strict=True)
+            ]
             lines.append(f"| {v} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _mean(row: dict[str, Any]) -> str:
-    return _signed(float(np.mean(list(row["points"].values()))))
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def main() -> None:
@@ -117,8 +114,7 @@ def main() -> None:
     args.other = False
     if not args.tables:
         rows = [row for model in args.model for row in measure(model, args)]
-        with replacing(args.output) as new:
-            new.write_text(json.dumps({"schema": "lessmore.condensing/1", "rows": rows}, indent=1, ensure_ascii=False))
+        write_json(args.output, {"schema": "lessmore.condensing/1", "rows": rows})
     print(tables(json.loads(args.output.read_text())["rows"]))
 
 
