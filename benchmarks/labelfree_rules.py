@@ -7,6 +7,7 @@ once and change it in place, since copying it for every image would take most of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,8 +19,8 @@ import torch.nn.functional as F
 from labelfree_streams import Indices, Shelf, Stream
 from torch import Tensor
 
-from lessmore import centre
-from lessmore.config import preset
+from lessmore import centre, middle
+from lessmore.config import Adaptation, preset
 from lessmore.methods import Setup
 from lessmore.methods import tda as library_tda
 from lessmore.methods.tda import TUNED, Cache, TDAOptions
@@ -101,12 +102,12 @@ def variant(name: str, doubt: float = CAREFUL, lengths: bool = True, **constants
 
 def strength(state: centre.Centre) -> Tensor:
     """w of each stream, [B]."""
-    return state.course[:, 5]
+    return state.course[:, centre.STRENGTH]
 
 
 def changes(state: centre.Centre) -> Tensor:
     """Changes of domain that were noticed in each stream, [B]."""
-    return state.course[:, 6]
+    return state.course[:, centre.CHANGES]
 
 
 def lopsided(state: centre.Centre) -> Tensor:
@@ -147,15 +148,15 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
 
 def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
-    return z + preset("fixed").adaptation.lam * _votes(state, f, z), state
+    config = preset("fixed").adaptation
+    return z + config.lam * _votes(state, f, z, None, config), state
 
 
-def _votes(state: State, f: Tensor, z: Tensor, middle: Tensor | None = None, b: float = 0.0) -> Tensor:
+def _votes(state: State, f: Tensor, z: Tensor, m: Tensor | None, config: Adaptation) -> Tensor:
     """Let features [B, E] with logits z [B, C] into their reservoirs; what the entries of each class say, [B, C].
 
-    middle: taken off feature and entries before their cosine, [B, E]. b: sharpness, the preset's where 0.
+    m: taken off feature and entries before their cosine, [B, E].
     """
-    config = preset("fixed").adaptation
     keys, heights = state
     stream, k = torch.arange(len(f)), z.argmax(dim=1)
     height = torch.special.entr(z.softmax(dim=1)).sum(dim=1)
@@ -169,11 +170,10 @@ def _votes(state: State, f: Tensor, z: Tensor, middle: Tensor | None = None, b: 
     keys[at, k[at], slot[at]], heights[at, k[at], slot[at]] = f[at], height[at]
     filled = heights.isfinite()
     cosine = _products(keys, f)
-    if middle is not None:  # all that is stored has length 1
-        along, square = _products(keys, middle), middle.square().sum(dim=1)[:, None, None]
-        lengths = (1 - 2 * along + square).clamp_min(1e-9).sqrt() * (f - middle).norm(dim=1)[:, None, None]
-        cosine = (cosine - along - (f * middle).sum(dim=1)[:, None, None] + square) / lengths
-    votes = torch.where(filled, torch.exp((b or config.sharpness) * (cosine - 1)), 0)
+    if m is not None:
+        ours, square = ((other * m).sum(dim=1)[:, None, None] for other in (f, m))
+        cosine = middle.cosine(cosine, ours, _products(keys, m), square)
+    votes = torch.where(filled, torch.exp(config.sharpness * (cosine - 1)), 0)
     return votes.sum(dim=2) / filled.sum(dim=2).clamp_min(1)
 
 
@@ -193,35 +193,38 @@ def _observed(state: State, z: Tensor, stage: Stage, doubt: float = CAREFUL) -> 
     return observed
 
 
-def _whole(doubt: float) -> Step:
-    """The rule, then reservoir and correction by its logits, as the presets `default` and `bold` have it."""
+Weight = Callable[[centre.Centre], Tensor]
+"""Of each class's votes, given all that was seen, [B, C]."""
+
+
+def _trust(own: centre.Centre) -> Tensor:
+    """As the library has it."""
+    return centre.trust(own.tops, own.course[:, centre.TURNS])
+
+
+EVER = torch.tensor([1e9])
+"""As if there had been any number."""
+
+
+def whole(name: str, base: str = "default", weight: Weight = _trust, raw: bool = False) -> Rule:
+    """The rule, then reservoir and correction by its logits on final features, as the preset `base` has it.
+
+    weight: of each class's votes, next to λ. raw: cosines as the paper has them and as sharp as in `fixed`.
+    """
+    config = preset(base).adaptation
+    sharp = replace(config, sharpness=preset("fixed").adaptation.sharpness) if raw else config
+
+    def start(stage: Stage) -> State:
+        return _centre(stage), _reservoir(stage), _feature(stage), torch.zeros(())
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        logits, own = _observed(state[0], z, stage, doubt)
-        answer, reservoir = _corrected(state[1], f, logits, stage)
-        return answer, (own, reservoir)
+        own, reservoir, m, n = state
+        logits, own = _observed(own, z, stage, centre.DOUBT[config.centre])
+        m = middle.moved(m, f, n[:, None])
+        votes = _votes(reservoir, f, logits, None if raw else m, sharp)
+        return logits + config.lam * weight(own) * votes, (own, reservoir, m, n + 1)
 
-    return step
-
-
-def _weighed(weight: float | None) -> Step:
-    """The default with another weight of the correction; None: in proportion to the centre's strength."""
-
-    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        logits, own = _observed(state[0], z, stage)
-        lam = preset("fixed").adaptation.lam * (strength(own)[:, None] if weight is None else weight)
-        return logits + lam * _votes(state[1], f, logits), (own, state[1])
-
-    return step
-
-
-def _centred_cosine(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    """The default with the mean of all features taken off before the correction's cosines, and a softer kernel."""
-    own, reservoir, total, n = state
-    logits, own = _observed(own, z, stage)
-    total, n = total + f, n + 1
-    votes = _votes(reservoir, f, logits, total / (n + 20)[:, None], 2.0)
-    return logits + preset("fixed").adaptation.lam * votes, (own, reservoir, total, n)
+    return Rule(name, start, step, together=True)
 
 
 def _tda_method(stage: Stage, tuned: bool) -> library_tda.TDA:
@@ -269,7 +272,7 @@ def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, S
     trust = counts / (counts + 3)
     middle = trust @ means / trust.sum()
     near = F.normalize(means - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
-    return logits + own.course[5] * 0.3 * stage.scale * trust * near, (own, means, counts)
+    return logits + own.course[centre.STRENGTH] * 0.3 * stage.scale * trust * near, (own, means, counts)
 
 
 def _means(stage: Stage) -> tuple[Tensor, Tensor]:
@@ -285,16 +288,14 @@ MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _m
 OURS = variant("the rule")
 BOLDER = variant("the rule, bold", BOLD)
 FIXED = Rule("fixed, on features", _reservoir, _corrected, together=True)
-DEFAULT = Rule(
-    "default, on features", lambda stage: (_centre(stage), _reservoir(stage)), _whole(CAREFUL), together=True
-)
+DEFAULT = whole("default, on features")
 TDA = tda("TDA, defaults")
 TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
 BASELINES = (
     ZERO_SHOT,
     FIXED,
     DEFAULT,
-    Rule("bold, on features", DEFAULT.start, _whole(BOLD), together=True),
+    whole("bold, on features", "bold"),
     TDA,
     TUNED_TDA,
     Rule("class-balanced centre", lambda stage: (*_means(stage), _feature(stage)), _balanced),
@@ -317,13 +318,12 @@ ABLATIONS = (
 TRIED = (
     Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),
     Rule("with class means as second classifier", lambda stage: (_centre(stage), *_means(stage)), _second),
-    Rule("default, λ halved", DEFAULT.start, _weighed(0.5), together=True),
-    Rule("default, λ doubled", DEFAULT.start, _weighed(2.0), together=True),
-    Rule("default, λ times w", DEFAULT.start, _weighed(None), together=True),
-    Rule(
-        "default, centred cosines",
-        lambda stage: (*DEFAULT.start(stage), _feature(stage), torch.zeros(())),
-        _centred_cosine,
-        together=True,
-    ),
+    whole("default, λ halved", weight=lambda own: 0.5 * _trust(own)),
+    whole("default, λ doubled", weight=lambda own: 2 * _trust(own)),
+    whole("default, λ times w", weight=lambda own: strength(own)[:, None] * _trust(own)),
+    whole("default, trust by turns alone", weight=lambda own: centre.trust(EVER, own.course[:, centre.TURNS])),
+    whole("default, trust by classes alone", weight=lambda own: centre.trust(own.tops, EVER)),
+    whole("default, all entries trusted", weight=lambda own: torch.ones_like(own.tops)),
+    whole("default, cosines of the paper", raw=True),
+    whole("default, both as in the paper", weight=lambda own: torch.ones_like(own.tops), raw=True),
 )

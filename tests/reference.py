@@ -321,14 +321,31 @@ def layer_weights(L: int, beta: float, kind: str) -> Array:
     return softmax((np.linspace(0, 1, L) if kind == "linspace" else np.arange(1.0, L + 1)) / beta)
 
 
-def token_classifier(tokens: Array, slots: list[list[Entry]], config: Adaptation, skip: int | None = None) -> Array:
-    """p_token [C] of eq. (logit_correction); `skip` is the id of an entry left out, 0 for a class with none left."""
+def unit(tokens: Array) -> Array:
+    """Each layer's token [L, D] at length 1."""
+    return tokens / np.linalg.norm(tokens, axis=1, keepdims=True)
+
+
+def whole(tokens: Array, w: Array) -> Array:
+    """All layers [L, D] as one vector, in which layer l has weight w_l."""
+    return np.concatenate([math.sqrt(w[layer]) * tokens[layer] for layer in range(len(tokens))])
+
+
+def token_classifier(
+    tokens: Array, slots: list[list[Entry]], config: Adaptation, skip: int | None = None, middle: Array | None = None
+) -> Array:
+    """p_token [C] of eq. (logit_correction); `skip` is the id of an entry left out, 0 for a class with none left.
+
+    `middle` [L, D] is taken off tokens and entries, all at length 1; the cosine is then one of all layers together.
+    """
     w = layer_weights(len(tokens), config.beta, config.layer_weights)
     scores = []
     for entries in slots:
         values = []
         for entry in [entry for entry in entries if entry.id != skip]:
             a = sum(w[layer] * cosine(tokens[layer], entry.tokens[layer]) for layer in range(len(tokens)))
+            if middle is not None:
+                a = cosine(whole(unit(tokens) - middle, w), whole(unit(entry.tokens) - middle, w))
             values.append(math.exp(-config.sharpness * (1 - a)) if config.kernel == "exp" else a)
         scores.append(sum(values) / (len(values) if config.over == "mean" else 1) if values else 0.0)
     return np.array(scores)
@@ -389,12 +406,13 @@ class Centre:
         return 0.0 if lopsided > 0.25 else 1.0 if lopsided < 0.15 else (0.25 - lopsided) / 0.1
 
     def observe(self, logits: Array) -> Array:
-        """Logits of the next image, without the centre: (z − w·(m − 3·h·often))_c / |t_c − w·t̄|."""
+        """Logits of the next image, without the centre: (z − w·(m − 4·h·often))_c / |t_c − w·t̄|."""
         z, p, C = logits - logits.mean(), softmax(logits), len(logits)
         K = math.exp(-sum(s * math.log(s) for s in self.shares([i.answer for i in self.seen]) if s > 0))
         often = [max(0.0, s - 3 / C) for s in self.shares([i.top for i in self.seen])]
         turn = 0.0 if self.last is None else float(((p - self.last) ** 2).sum())
-        rest = z - self.mean() if self.images else np.zeros(C)
+        before = self.mean() if self.images else np.zeros(C)
+        rest = z - before if self.images else np.zeros(C)
         changed = bool(self.images) and self.watch(self.recent - self.mean(), rest, turn)
         self.last = p
         self.images.append((1.0, z))
@@ -404,7 +422,7 @@ class Centre:
         turns = sum(i.left * i.turn for i in self.seen)
         chance = 1 / (1 + turns) + (0.25 if self.bold else 1.0) * (1 + few) * (1 / K - 1 / C)
         self.w = max(0.0, 1 - power / max(float((mean**2).mean()), 1e-12) * chance)
-        answer, top = int((z - (1 - few) * self.w * mean).argmax()), int((z - mean).argmax())
+        answer, top = int((z - (1 - few) * self.w * mean).argmax()), int((z - before).argmax())
         self.seen[-1] = self.seen[-1]._replace(answer=answer, top=top)
         height = sum(i.left * i.high for i in self.seen) / self.left()
         self.recent = self.recent + (z - self.recent) / min(self.left(), 16)
@@ -412,7 +430,7 @@ class Centre:
             self.start_again()
         self.forget()
         lengths = [max(float(np.linalg.norm(t - self.w * self.text.mean(axis=0))), 1e-6) for t in self.text]
-        return np.array([(z[c] - self.w * (mean[c] - 3 * height * often[c])) / lengths[c] for c in range(C)])
+        return np.array([(z[c] - self.w * (mean[c] - 4 * height * often[c])) / lengths[c] for c in range(C)])
 
     def watch(self, drift: Array, rest: Array, turn: float) -> bool:
         """Whether the domain has changed: too much evidence that images lie where the last ones do, not the mean."""
@@ -474,6 +492,7 @@ class Reference:
         self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
         self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
         self.centre = Centre(self.text, adaptation.centre == "bold")
+        self.middle = np.zeros((self.tower.shape.blocks.depth, self.tower.shape.blocks.width))
         self.seen = 0
 
     def nearest(self, i: int, summary: list[Array]) -> int | None:
@@ -530,11 +549,19 @@ class Reference:
         new = Entry(encoding.summary, encoding.feature, key, self.seen)
         if config.order == "update_first":
             self.reservoir.update(c, new)
-        own = self.seen if config.exclude_own else None
-        correction = token_classifier(encoding.summary, self.reservoir.slots, config, skip=own)
+        own, middle = self.seen if config.exclude_own else None, None
+        if config.centre != "off":
+            self.middle += (0.95 * unit(encoding.summary) - self.middle) / min(self.seen + 21, 300)
+            middle = self.middle
+        correction = token_classifier(encoding.summary, self.reservoir.slots, config, own, middle)
         if config.order == "predict_first":
             self.reservoir.update(c, new)
         self.seen += 1
+        if config.centre != "off":
+            tops = [sum(i.left for i in self.centre.seen if i.top == k) for k in range(len(self.text))]
+            turns = sum(image.left * image.turn for image in self.centre.seen)
+            trust = [n / (n + 0.5) * turns / (turns + 20) for n in tops]
+            correction = np.array([a * b for a, b in zip(correction, trust, strict=True)])
         corrected = (believed if config.domain == "logits" else p) + config.lam * correction
         ids = [[entry.id for entry in entries] for entries in self.reservoir.slots]
         return Result(**vars(encoding), logits=z, corrected=corrected, index=int(corrected.argmax()), key=key, ids=ids)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lessmore import statefile
+from lessmore.centre import CHANGES, STRENGTH
 from lessmore.condense.registry import reducer as make_reducer
 from lessmore.condense.registry import reducer_for
 from lessmore.condense.schedule import schedule
@@ -175,7 +176,7 @@ class Adapter:
             health.fill, health.empty_classes = float(used.float().mean()), int((~used.any(dim=1)).sum())
         course = self._method.course() if isinstance(self._method, Centring) else None
         if course is not None:
-            health.strength, health.domain_changes = float(course[5]), int(course[6])  # see `centre.Centre.course`
+            health.strength, health.domain_changes = float(course[STRENGTH]), int(course[CHANGES])
         return health
 
     def save(self, path: str | Path) -> None:

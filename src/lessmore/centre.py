@@ -3,7 +3,7 @@
 Under a shift the features of a whole domain are displaced together, which adds the same vector to the logits of every
 image. `observe` keeps a running mean m of the logits z (less their mean over classes) and answers with
 
-    (z − w·(m − 3·h·often))_c / |t_c − w·t̄|,    often_c = max(0, share_c − 3/C),
+    (z − w·(m − 4·h·often))_c / |t_c − w·t̄|,    often_c = max(0, share_c − 3/C),
     w = max(0, 1 − E[z²]/E[m²] · (1/(1 + turns) + (1 + few)·(1/K − 1/C))),
 
 t_c the class texts, t̄ their mean. The strength w is a James–Stein shrinkage: the mean counts as far as it is larger
@@ -13,7 +13,7 @@ for the mean of few classes is those classes and not the domain.
 
 A frequent class is a part of the mean as well, and would lose by it: images of a class stand out from the mean by h,
 E[max(z − m)], so the class that stands out most in a share of them has put share·h into it. What it has above three
-times an even share is given back threefold: once for the mean, and the rest because a frequent class is likely to come
+times an even share is given back fourfold: once for the mean, and the rest because a frequent class is likely to come
 again. A class that the domain favours does not stand out from the domain's mean, and is given nothing.
 
 Whether classes are few shows in what is left when the mean is taken off. Images of many classes stand out from it
@@ -43,11 +43,17 @@ MEMORY = 150.0
 """Turns that are remembered."""
 FEW, MANY = 0.15, 0.25
 """Lopsided up to here: perhaps few classes; from here on: many."""
-OFTEN, LIFT = 3.0, 3.0
+OFTEN, LIFT = 3.0, 4.0
 """Times an even share from which on a class is frequent; times its part of the mean that it is given back."""
 RECENT, SLACK, ALARM, PAST = 16.0, 0.5, 10.0, 1000.0
 """Images a change is seen by; what chance may add to the evidence per turn; evidence of a change; images by which to
 tell what is usual."""
+HALF, GROWN = 0.5, 20.0
+"""Images of a class, and turns of the stream, at which entries count half."""
+TOPS = 2
+"""Its place in a `Centre` as in the rows of `Reservoir.centre`."""
+TURNS, STRENGTH, CHANGES = 2, 5, 6
+"""Places in `Centre.course`."""
 DOUBT = {"careful": 1.0, "bold": 0.25}
 """Weight of the term of classes, by what the caller knows of the stream."""
 
@@ -81,6 +87,14 @@ def lean(text: Tensor) -> Tensor:
     """t_c · t̄ of class texts [C, E], from which all |t_c − w·t̄| follow, [C] float32 or better."""
     wide = text.to(torch.promote_types(text.dtype, torch.float32))
     return wide @ wide.mean(dim=0)
+
+
+def trust(tops: Tensor, turns: Tensor) -> Tensor:
+    """How much the entries of each class count, 0 at the start: tops [..., C], turns [...] → [..., C].
+
+    tops: images in which each stood out most. Where a class hardly ever comes, what is stored of it are mistakes.
+    """
+    return tops / (tops + HALF) * (turns / (turns + GROWN)).unsqueeze(-1)
 
 
 def observe(centre: Centre, logits: Tensor, lean: Tensor, doubt: float) -> tuple[Tensor, Centre]:
@@ -118,7 +132,7 @@ def observe(centre: Centre, logits: Tensor, lean: Tensor, doubt: float) -> tuple
     answer = (z - strength * domain) / lengths
     likely = (z - (1 - few) * strength * mean).argmax()
     each = torch.arange(C, device=z.device)
-    counts, tops = counts + (each == likely), tops + (each == (z - mean).argmax())
+    counts, tops = counts + (each == likely), tops + (each == rest.argmax())
 
     changed, watch = _watched(course[7:], recent - before, rest, seen > 2 * RECENT, turn)
     recent = recent + (z - recent) / seen.clamp_max(RECENT)

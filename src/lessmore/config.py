@@ -157,8 +157,10 @@ class Adaptation:
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
     centre: Centring = "off"
-    """Take off the logits what all images of the stream have in common, before anything else is done with them.
-    `careful` leaves them alone where the stream may be one of few classes; `bold` is for streams known to show many."""
+    """Take off what all images of the stream have in common: off the logits, before anything else is done with them,
+    and off the tokens before their cosines in the correction, which then counts by what was seen of stream and class.
+    `careful` leaves the logits alone where the stream may be one of few classes; `bold` is for streams known to show
+    many."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -179,7 +181,7 @@ class Preset(NamedTuple):
 LATE = (6, 7, 8, 9, 10)
 """Blocks in which `default` and `bold` condense: R = 0.9 there costs what it costs in blocks 3, 6 and 9."""
 _MERGED = Condensation(layers=LATE, counts="exact", merge_prune=(1, 0), K=4, proportional=True)
-_LABELFREE = Preset(_MERGED, Adaptation(centre="careful"))
+_LABELFREE = Preset(_MERGED, Adaptation(centre="careful", lam=10.0, sharpness=2.0))
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -219,7 +221,7 @@ def _tuned(name: str) -> Preset:
 PRESETS: dict[str, Preset] = {
     "default": _LABELFREE,
     "labelfree": _LABELFREE,
-    "bold": Preset(_MERGED, Adaptation(centre="bold")),
+    "bold": Preset(_MERGED, replace(_LABELFREE.adaptation, centre="bold")),
     "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,

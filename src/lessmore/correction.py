@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.config import Adaptation, Domain, LayerWeights
+from lessmore.middle import cosine
 from lessmore.reservoir import Reservoir
 
 
@@ -20,22 +21,33 @@ def layer_weights(L: int, beta: float, rule: LayerWeights, like: Tensor) -> Tens
     return (depth.double() / beta).softmax(dim=0).to(like)
 
 
-def affinities(tokens: Tensor, stored: Tensor, weights: Tensor) -> Tensor:
-    """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] and entries [C, M, L, D] → [C, M]."""
-    unit = F.normalize(tokens.to(weights.dtype), dim=-1) * weights[:, None]
+def affinities(tokens: Tensor, stored: Tensor, weights: Tensor, middle: Tensor | None = None) -> Tensor:
+    """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] and entries [C, M, L, D] → [C, M].
+
+    middle: of the stream's tokens [L, D], taken off both before their cosine as `lessmore.middle` has it.
+    """
+    unit = F.normalize(tokens.to(weights.dtype), dim=-1)
+    rows = unit[:, None] if middle is None else torch.stack([unit, middle], dim=1)
+    rows = rows * weights[:, None, None]
     entries = stored.to(weights.dtype).flatten(0, 1)  # [C·M, L, D]
-    dots = (unit.unsqueeze(1) @ entries.permute(1, 2, 0)).squeeze(1)  # rows times matrices: far faster on CPUs
+    dots = rows @ entries.permute(1, 2, 0)  # rows times matrices: far faster on CPUs
     norms = torch.linalg.vector_norm(entries, dim=-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return (dots.T / norms).sum(dim=1).view(stored.shape[:2])
+    along = (dots / norms.T[:, None]).sum(dim=0).view(-1, *stored.shape[:2])
+    if middle is None:
+        return along[0]
+    return cosine(along[0], (rows[:, 0] * middle).sum(), along[1], (rows[:, 1] * middle).sum())
 
 
-def token_scores(tokens: Tensor, weights: Tensor, state: Reservoir, own: Tensor, config: Adaptation) -> Tensor:
+def token_scores(
+    tokens: Tensor, weights: Tensor, state: Reservoir, own: Tensor, config: Adaptation, middle: Tensor | None = None
+) -> Tensor:
     """p^token: what the entries of each class say of a sample with tokens [L, D]; 0 for a class without entries, [C].
 
     weights: `layer_weights`, [L]. own: number of the sample in the stream, [], whose entry `exclude_own` leaves out.
+    middle: of the stream's tokens where it is to be taken off, [L, D].
     """
     counted = (state.ids >= 0) & (state.ids != own) if config.exclude_own else state.ids >= 0
-    return class_scores(affinities(tokens, state.anchors, weights), counted, config)
+    return class_scores(affinities(tokens, state.anchors, weights, middle), counted, config)
 
 
 def class_scores(affinity: Tensor, counted: Tensor, config: Adaptation) -> Tensor:
@@ -45,10 +57,14 @@ def class_scores(affinity: Tensor, counted: Tensor, config: Adaptation) -> Tenso
     return total if config.over == "sum" else total / counted.sum(dim=-1).clamp_min(1)
 
 
-def correct(logits: Tensor, scores: Tensor, config: Adaptation) -> Tensor:
-    """p̃ = p + λ p^token, on logits or on probabilities; logits and scores [C] → [C]."""
+def correct(logits: Tensor, scores: Tensor, config: Adaptation, trust: Tensor | None = None) -> Tensor:
+    """p̃ = p + λ p^token, on logits or on probabilities; logits and scores [..., C] → [..., C].
+
+    trust: how much each class's score counts, [..., C], see `centre.trust`.
+    """
     base = logits if config.domain == "logits" else logits.softmax(dim=-1)
-    return base + config.lam * scores.to(base.dtype)
+    trusted = scores if trust is None else trust * scores
+    return base + config.lam * trusted.to(base.dtype)
 
 
 def probabilities(corrected: Tensor, domain: Domain) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.centre import DOUBT, Centre, observe
+from lessmore.centre import DOUBT, TOPS, TURNS, Centre, observe, trust
 from lessmore.config import Adaptation, Key, Ready, Strategy
+from lessmore.middle import moved
 from lessmore.scoring import Anchors
 
 
@@ -38,6 +39,8 @@ class Reservoir(NamedTuple):
     """What `centre.Centre` remembers of each class, [5, C]: all but its course; zeros where it is not used."""
     course: Tensor
     """Its course, [12]."""
+    middle: Tensor
+    """Middle of the stream's tokens, [L, D], see `lessmore.middle`; zeros where the centre is not used."""
 
 
 class Delta(NamedTuple):
@@ -59,6 +62,8 @@ class Delta(NamedTuple):
     """The stream's centre after the sample, [5, C]."""
     course: Tensor
     """[12]"""
+    middle: Tensor
+    """Of the stream's tokens after the sample, [L, D]."""
 
 
 def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
@@ -74,6 +79,7 @@ def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: to
         means=torch.zeros(C, L, D, dtype=dtype, device=device),
         centre=torch.zeros(5, C, dtype=wide, device=device),
         course=torch.zeros(12, dtype=wide, device=device),
+        middle=torch.zeros(L, D, dtype=wide, device=device),
     )
 
 
@@ -124,7 +130,8 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     """Which slot, if any, a sample takes in the buffer of the class it is predicted as.
 
     tokens: summary tokens [L, D]. feature: [E]. logits: zero-shot or `centred`, [C]. A sample with a value that is not
-    finite takes none. On ties the newcomer goes, then the lowest slot. The stream's centre stays as it is.
+    finite takes none and leaves the tokens' middle where it is. On ties the newcomer goes, then the lowest slot. The
+    stream's centre stays as it is.
     """
     index = logits.argmax(dim=-1)
     key = reliability(logits, config.key).to(state.keys.dtype)
@@ -138,7 +145,15 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     slot = torch.where(count < config.M, count, scores.argmax() - 1)
     finite = tokens.isfinite().all() & feature.isfinite().all() & logits.isfinite().all()
     slot = torch.where(finite, slot, -1)
-    return Delta(index, slot, tokens, feature, key, state.step.clone(), state.centre, state.course)
+    middle = state.middle
+    if config.centre != "off":
+        middle = torch.where(finite, moved(middle, tokens, state.step), middle)
+    return Delta(index, slot, tokens, feature, key, state.step.clone(), state.centre, state.course, middle)
+
+
+def trusted(delta: Delta) -> Tensor:
+    """How much what is stored of each class counts after the sample, by the stream's centre: [..., C]."""
+    return trust(delta.centre[..., TOPS, :], delta.course[..., TURNS])
 
 
 def apply_(state: Reservoir, delta: Delta) -> Reservoir:
@@ -162,6 +177,7 @@ def apply_(state: Reservoir, delta: Delta) -> Reservoir:
     state.step.add_(1)
     state.centre.copy_(delta.centre)
     state.course.copy_(delta.course)
+    state.middle.copy_(delta.middle)
     return state
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.errors import StateError
 from lessmore.files import write_safetensors
 
-SCHEMA = "lessmore.state/4"
+SCHEMA = "lessmore.state/5"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -115,8 +115,8 @@ def test_a_state_of_another_model_class_list_or_setting_is_refused_with_the_reas
             other.restore(file)
     with pytest.raises(StateError, match="does not exist"):
         adapter.restore(tmp_path / "nothing")
-    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/4", b"lessmore.state/3"))
-    with pytest.raises(StateError, match="has schema 'lessmore.state/3', this version reads 'lessmore.state/4'"):
+    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/5", b"lessmore.state/4"))
+    with pytest.raises(StateError, match="has schema 'lessmore.state/4', this version reads 'lessmore.state/5'"):
         adapter.restore(tmp_path / "older")
     (tmp_path / "torn").write_bytes(file.read_bytes()[:100])
     with pytest.raises(StateError, match="not a readable state file"):
@@ -131,8 +131,9 @@ def test_the_file_is_plain_tensors_and_facts(vlm: VLM, tmp_path: Path) -> None:
         adapter(image)
     adapter.save(tmp_path / "s")
     with safe_open(tmp_path / "s", framework="pt") as file:
-        assert set(file.keys()) == {"anchors", "features", "keys", "ids", "counts", "step", "centre", "course"}
-        assert file.metadata()["schema"] == "lessmore.state/4"
+        parts = {"anchors", "features", "keys", "ids", "counts", "step", "centre", "course", "middle"}
+        assert set(file.keys()) == parts
+        assert file.metadata()["schema"] == "lessmore.state/5"
     assert [f.name for f in tmp_path.iterdir()] == ["s"]  # nothing temporary stays
 
 

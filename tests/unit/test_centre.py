@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore import centre
-from lessmore.centre import DOUBT, MEMORY, OFTEN, RECENT, Centre, empty, lean, observe
+from lessmore.centre import CHANGES, DOUBT, MEMORY, OFTEN, RECENT, STRENGTH, TURNS, Centre, empty, lean, observe
 from lessmore.config import preset
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
@@ -19,7 +19,7 @@ from tests.random_towers import make_images, make_text, make_vit
 from tests.reference import Centre as SlowCentre
 
 C = 8
-SEEN, TURNS, STRENGTH, CHANGES = 0, 2, 5, 6  # their places in the course
+SEEN = 0  # its place in the course
 
 
 def texts(seed: int, common: float = 1.0, C: int = C) -> Tensor:
@@ -267,20 +267,20 @@ def test_tca_goes_on_bit_for_bit_from_a_state() -> None:
     one, other, images = tca(), tca(), make_images(40, dtype=torch.float32)
     for image in images[:20]:
         one.predict(image[None])
-    assert one.reservoir.centre.any(dim=1).all()
+    assert one.reservoir.centre.any(dim=1).all() and one.reservoir.middle.any(dim=1).all()
     other.restore(one.state())
     for image in images[20:]:
         assert torch.equal(one.predict(image[None]).scores, other.predict(image[None]).scores)
     assert all(torch.equal(a, b) for a, b in zip(one.reservoir, other.reservoir, strict=True))
     one.reset()
-    assert not one.reservoir.centre.any() and not one.reservoir.course.any()
+    assert not any(part.any() for part in (one.reservoir.centre, one.reservoir.course, one.reservoir.middle))
 
 
 def test_tca_without_it_remembers_nothing_and_says_zero_shot_the_same() -> None:
     images = make_images(30, dtype=torch.float32)
     on, off = tca(lam=0.0), tca(lam=0.0, centre="off")
     answers = [(on.predict(image[None]), off.predict(image[None])) for image in images]
-    assert not off.reservoir.centre.any() and not off.reservoir.course.any()
+    assert not any(part.any() for part in (off.reservoir.centre, off.reservoir.course, off.reservoir.middle))
     assert all(torch.equal(a.zero_shot, b.zero_shot) and torch.equal(a.logits, b.logits) for a, b in answers)
     assert all(torch.equal(b.scores, b.zero_shot) for _, b in answers)
     assert not all(torch.allclose(a.scores, b.scores, atol=1e-3) for a, b in answers)

@@ -19,7 +19,7 @@ from lessmore.correction import layer_weights
 from lessmore.encoder import Encoded, encode
 from lessmore.engine import graph
 from lessmore.engine.batched import Batched
-from lessmore.engine.centred import Centred, observe_all
+from lessmore.engine.centred import Centred, follow_all, observe_all
 from lessmore.engine.graph import Fused
 from lessmore.engine.kernels.attention import attention
 from lessmore.engine.kernels.attention import scores as scores_alone
@@ -27,7 +27,8 @@ from lessmore.engine.kernels.centre import scan
 from lessmore.engine.kernels.condense import MANY, condense
 from lessmore.engine.kernels.guide import look_up
 from lessmore.engine.kernels.linear import linear, pack, parts
-from lessmore.engine.kernels.memory import Search, affinities, nearest
+from lessmore.engine.kernels.memory import Search, affinities, nearest, own_sums
+from lessmore.engine.kernels.middle import follow
 from lessmore.engine.kernels.rows import activation, add_norm, embed, logits, unfold
 from lessmore.engine.kernels.walk import walk
 from lessmore.engine.moments import decide_on_host, figures, store_
@@ -201,9 +202,10 @@ def test_small_kernels(random: torch.Generator) -> None:
     close(found, 20 * feature @ text.T)
 
 
-@pytest.mark.parametrize("everyone", [False, True])
-def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None:
-    C, M, L, D = 10, 2, 3, 32
+@pytest.mark.parametrize(("everyone", "M"), [(False, 2), (True, 2), (False, 110)])
+def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator) -> None:
+    """With few entries, and with more than a thousand, for which programs are smaller."""
+    C, L, D = 10, 3, 32
     state = empty(C, M, L, D, 16, torch.float32, DEVICE)
     state.means.copy_(normal(random, C, L, D))
     state.anchors.copy_(normal(random, C, M, L, D))
@@ -226,6 +228,33 @@ def test_nearest_and_affinities(everyone: bool, random: torch.Generator) -> None
     stored[1, 3, 1] = 0  # no entry
     found = affinities(several, weights, stored, torch.full((2, C, M), torch.nan, device=DEVICE))
     close(found, torch.stack([plain_affinities(*pair, weights) for pair in zip(several, stored, strict=True)]))
+    middle = 0.1 * normal(random, 2, L, D)
+    out = torch.full((2, C, M), torch.nan, device=DEVICE)
+    found = affinities(several, weights, stored, out, middle, own_sums(several, middle))
+    for ours, tokens, entries, own in zip(found, several, stored, middle, strict=True):
+        close(ours, plain_affinities(tokens, entries, weights, own))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_middle(dtype: torch.dtype, random: torch.Generator) -> None:
+    """Of many images, two of them bad and the last not real; of one, in place."""
+    P, L, D = 9, 3, 20
+    state = empty(2, 1, L, D, 5, dtype, DEVICE)
+    tokens, feature = normal(random, P, L, 2 * D).to(dtype)[..., :D], normal(random, P, 5).to(dtype)
+    tokens[2], feature[2], feature[5, 1] = torch.nan, torch.nan, torch.inf
+    state.step.fill_(290)
+    state.middle.copy_(0.1 * normal(random, L, D))
+    images = torch.tensor(P - 1, device=DEVICE)
+    expected = follow_all(state, Encoded(feature, tokens, []), images)
+    sums = expected.new_empty(P, 3, L)
+    found = follow(tokens, feature, images, state.step, state.middle, torch.empty_like(expected), sums)
+    close(found, expected)
+    good = feature.isfinite().all(dim=1)
+    close(sums[good], own_sums(tokens, expected)[good])
+    for i in (2, 5, P - 1):
+        assert torch.equal(found[i], found[i - 1])
+    follow(tokens[:1], feature[:1], images, state.step, state.middle, state.middle, sums)
+    close(state.middle, expected[0])
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -267,7 +296,7 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     # Both have seen something already: a stream begins without a centre.
     past = 20 * F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1) @ text.T
     start, forty = empty(3, 1, 1, 1, 1, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
-    _, rows, course = observe_all(start, past, forty, setup.lean, preset("bold").adaptation)
+    _, rows, course, _ = observe_all(start, past, forty, setup.lean, preset("bold").adaptation)
     for method in (plain, ours):
         method.restore({**method.state(), "centre": rows, "course": course})
     fused = Fused(ours)  # type: ignore[arg-type]
@@ -349,13 +378,16 @@ def test_a_centre(name: str, C: int, P: int, dtype: torch.dtype, random: torch.G
         logits[P // 2, 0] += bad
         count = torch.tensor(images, device=DEVICE)
         expected = observe_all(state, logits, count, lean, config)
-        found = Centred(*(torch.full_like(t, 7) for t in expected))
-        scan(logits, lean, count, (state.centre, state.course), *found, doubt)
+        assert expected.trust is not None
+        places = [torch.full_like(t, 7) for t in (*expected[:3], expected.trust)]
+        found = Centred(*places)
+        scan(logits, lean, count, (state.centre, state.course), *places, doubt)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert torch.equal(found.logits[images:], logits[images:])
         before, state = state, state._replace(centre=expected.centre, course=expected.course)
-    scan(logits, lean, count, (before.centre, before.course), found.logits, before.centre, before.course, doubt)
+    place = before.centre, before.course
+    scan(logits, lean, count, place, found.logits, *place, torch.empty_like(logits), doubt)
     assert torch.equal(before.centre, found.centre) and torch.equal(before.course, found.course)
     assert P < 24 or state.course[5] > 0.1  # something was taken off
 
@@ -373,9 +405,10 @@ def test_a_centre_that_starts_again(dtype: torch.dtype, random: torch.Generator)
         logits = 6 * F.one_hot(labels, C).to(DEVICE) + 1.5 * normal(random, P, C) + offsets[k // 7]
         logits[4, k] = torch.nan
         logits, count = logits.to(dtype), torch.tensor(P - k % 3, device=DEVICE)
-        expected, answers = observe_all(state, logits, count, lean, config), torch.empty_like(logits)
-        scan(logits, lean, count, ours, answers, *ours, centre.DOUBT[config.centre])
-        for found, wanted in zip((answers, *ours), expected, strict=True):
+        expected = observe_all(state, logits, count, lean, config)
+        answers, trust = torch.empty_like(logits), torch.empty_like(logits)
+        scan(logits, lean, count, ours, answers, *ours, trust, centre.DOUBT[config.centre])
+        for found, wanted in zip((answers, *ours, trust), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert torch.equal(answers[int(count) :], logits[int(count) :])
         assert k >= 7 or int(ours[1][6]) == 0
@@ -390,7 +423,7 @@ def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
     state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
     count, config = torch.ones((), device="meta"), preset("labelfree").adaptation
     found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
-    assert [t.shape for t in found] == [(3, 5), (5, 5), (12,)]
+    assert [t.shape for t in found if t is not None] == [(3, 5), (5, 5), (12,), (3, 5)]
 
 
 def test_more_classes_than_a_program_holds_are_left_to_plain_functions(

@@ -63,7 +63,7 @@ def test_one_stream_can_be_forgotten_forked_and_handed_over(setup: Setup) -> Non
         torch.testing.assert_close(answer.scores, eager.predict(image[None]).scores, rtol=0, atol=1e-10)
     engine.reset()
     assert not engine.slots().any()
-    assert not any(getattr(engine.reservoir, name).any() for name in ("step", "means", "centre", "course"))
+    assert not any(getattr(engine.reservoir, name).any() for name in ("step", "means", "centre", "course", "middle"))
 
 
 def test_what_does_not_match_is_refused(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""The logits of a chunk without the centre of their stream, each as its image finds it."""
+"""The centre of a stream as each image of a chunk finds it: logits without it, and the middle of the tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from lessmore import reservoir
-from lessmore.centre import DOUBT
+from lessmore.centre import DOUBT, TOPS, TURNS, trust
 from lessmore.config import Adaptation
+from lessmore.encoder import Encoded
 from lessmore.methods.registry import Setup
+from lessmore.middle import moved
 from lessmore.reservoir import Reservoir
 
 LARGEST = 32768
@@ -27,6 +29,8 @@ class Centred(NamedTuple):
     """The stream's centre after the last image, [5, C]."""
     course: Tensor
     """[12]"""
+    trust: Tensor | None
+    """How much what is stored of each class counts for each image, [P, C]; None where there is no centre."""
 
 
 def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> Centred:
@@ -36,22 +40,50 @@ def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> 
     """
     config = setup.preset.adaptation
     if config.centre == "off":
-        return Centred(logits, state.centre, state.course)
+        return Centred(logits, state.centre, state.course, None)
     if not logits.is_cuda or logits.shape[1] > LARGEST or importlib.util.find_spec("triton") is None:
         return observe_all(state, logits, images, setup.lean, config)
     from lessmore.engine.kernels import centre as kernel
 
-    after = Centred(torch.empty_like(logits), torch.empty_like(state.centre), torch.empty_like(state.course))
-    kernel.scan(logits, setup.lean.to(logits), images, (state.centre, state.course), *after, DOUBT[config.centre])
-    return after
+    before, lean = (state.centre, state.course), setup.lean.to(logits)
+    answers, trust = torch.empty_like(logits), torch.empty_like(logits)
+    after = torch.empty_like(state.centre), torch.empty_like(state.course)
+    kernel.scan(logits, lean, images, before, answers, *after, trust, DOUBT[config.centre])
+    return Centred(answers, *after, trust)
 
 
 def observe_all(state: Reservoir, logits: Tensor, images: Tensor, lean: Tensor, config: Adaptation) -> Centred:
     """The same, image by image; nothing is read on the host."""
     real = torch.arange(len(logits), device=logits.device) < images
-    answers = []
+    answers, trusts = [], []
     for row, counts in zip(logits, real, strict=True):
         answer, *after = reservoir.centred(state, torch.where(counts, row, torch.nan), lean, config)
         answers.append(torch.where(counts, answer, row))
         state = state._replace(centre=after[0], course=after[1])
-    return Centred(torch.stack(answers), state.centre, state.course)
+        trusts.append(trust(state.centre[TOPS], state.course[TURNS]))
+    return Centred(torch.stack(answers), state.centre, state.course, torch.stack(trusts))
+
+
+def followed(state: Reservoir, encoded: Encoded, images: Tensor) -> Tensor:
+    """The middle of the stream's tokens after each of P images, the first `images` [] of them real, [P, L, D].
+
+    In a kernel on CUDA, else by plain functions. The state stays as it is.
+    """
+    if not encoded.tokens.is_cuda or importlib.util.find_spec("triton") is None:
+        return follow_all(state, encoded, images)
+    from lessmore.engine.kernels import middle as kernel
+
+    tokens, like = encoded.tokens, state.middle
+    places = like.new_empty(tokens.shape), like.new_empty(len(tokens), 3, tokens.shape[1])
+    return kernel.follow(tokens, encoded.feature, images, state.step, state.middle, *places)
+
+
+def follow_all(state: Reservoir, encoded: Encoded, images: Tensor) -> Tensor:
+    """The same, image by image; nothing is read on the host."""
+    sound = torch.cat([encoded.tokens.flatten(1), encoded.feature], dim=1).isfinite().all(dim=1)
+    sound &= torch.arange(len(sound), device=sound.device) < images
+    middle, after = state.middle, []
+    for i, tokens in enumerate(encoded.tokens):
+        middle = torch.where(sound[i], moved(middle, tokens, state.step + i), middle)
+        after.append(middle)
+    return torch.stack(after)

@@ -25,7 +25,7 @@ from lessmore.encoder import Begun, Encoded
 from lessmore.engine import graph_unusable
 from lessmore.engine.batch import Answers, copied, fitting, logits_of, outcome, padded, put_, take, tensors
 from lessmore.engine.capture import Record, Tape, capture
-from lessmore.engine.centred import Centred, observed
+from lessmore.engine.centred import Centred, followed, observed
 from lessmore.engine.forecast import Forecast, used
 from lessmore.engine.halves import Prefix, Rest, halves
 from lessmore.engine.moments import Decisions, corrected, decide, figures, forecast, store_
@@ -244,10 +244,13 @@ class Chunk:
     def _closed(self, encoded: Encoded, survey: Survey, images: Tensor) -> Outcome:
         logits, centred, keys, decisions = survey
         state, config = self._tca.reservoir, self.setup.preset.adaptation
-        better = corrected(state, decisions, encoded.tokens, centred.logits, self._tca.weights, config)
+        middles = None if config.centre == "off" else followed(state, encoded, images)
+        better = corrected(state, decisions, encoded.tokens, centred, middles, self._tca.weights, config)
         store_(state, decisions, encoded, keys, images)
         state.centre.copy_(centred.centre)
         state.course.copy_(centred.course)
+        if middles is not None:
+            state.middle.copy_(middles[-1])
         return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
 
     def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:

@@ -6,7 +6,8 @@ step is captured as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from lessmore.engine.capture import capture
 from lessmore.engine.centred import LARGEST
 from lessmore.engine.kernels.centre import scan
 from lessmore.engine.kernels.memory import Sample, affinities, settle
+from lessmore.engine.kernels.middle import follow
 from lessmore.engine.kernels.rows import logits
 from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Outcome
@@ -104,7 +106,10 @@ class Fused:
         self.sample = Sample.of(C, M, device)
         self.logits, self.feature = torch.zeros(1, C, device=device), torch.zeros(1, E, device=device)
         self.believed, self.lean = torch.zeros_like(self.logits), setup.lean.float()
+        self.trust = torch.zeros_like(self.logits)
+        self.sums = torch.zeros(1, 3, setup.vision.shape.blocks.depth, device=device)
         self.one = torch.ones((), dtype=torch.int64, device=device)
+        self.side = torch.cuda.Stream() if device.type == "cuda" else None
 
     def __call__(self, pixels: Tensor) -> None:
         """One step on fixed pixels."""
@@ -118,14 +123,19 @@ class Fused:
             torch.softmax(self.logits[0], dim=-1, out=self.sample.zero_shot)
 
     def _settle(self, method: TCA) -> None:
-        """Take the centre off the logits where that is asked for, then settle with the reservoir."""
+        """Take the centre off logits and tokens where that is asked for, then settle with the reservoir."""
         state, config = method.reservoir, method.setup.preset.adaptation
-        tokens, believed = self.tower.tokens, self.logits
+        tokens, believed, middle, trust = self.tower.tokens, self.logits, None, None
         if config.centre != "off":
-            place, doubt = (state.centre, state.course), DOUBT[config.centre]
-            believed = scan(self.logits, self.lean, self.one, place, self.believed, *place, doubt)
-        affinities(tokens, method.weights, state.anchors, self.sample.affinity)
-        settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample)
+            centre, doubt, trust = (state.centre, state.course), DOUBT[config.centre], self.trust
+            with beside(self.side):  # one small program, while others look through the reservoir
+                believed = scan(self.logits, self.lean, self.one, centre, self.believed, *centre, trust, doubt)
+            place = state.middle, state.middle, self.sums
+            middle = follow(tokens[None], self.feature, self.one, state.step, *place)
+        affinities(tokens, method.weights, state.anchors, self.sample.affinity, middle, self.sums)
+        if trust is not None and self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+        settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample, trust)
 
     def outcome(self) -> Outcome:
         """Copies of the last results."""
@@ -134,6 +144,17 @@ class Fused:
         scores = zero_shot if plain else self.sample.scores.clone()
         stored = None if plain else self.sample.slot >= 0
         return Outcome(self.logits[0].clone(), scores, zero_shot, stored, self.tower.steps())
+
+
+@contextmanager
+def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launch on another stream, after all that was launched so far; on none where there is none."""
+    if side is None:
+        yield
+        return
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
 
 
 def _fused(method: TCA | ZeroShot) -> Fused | None:

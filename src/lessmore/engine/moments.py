@@ -18,8 +18,10 @@ from torch import Tensor
 from lessmore.config import Adaptation, Ready
 from lessmore.correction import class_scores, correct
 from lessmore.encoder import Encoded
+from lessmore.engine.centred import Centred
 from lessmore.engine.forecast import Forecast
 from lessmore.engine.walk import Newcomers, Shelf, walk
+from lessmore.middle import cosine
 from lessmore.reservoir import Reservoir, class_mean
 
 COLUMNS = 32
@@ -149,9 +151,18 @@ def forecast(state: Reservoir, decisions: Decisions, tokens: Tensor, ready: Read
 
 
 def corrected(
-    state: Reservoir, decisions: Decisions, tokens: Tensor, logits: Tensor, weights: Tensor, config: Adaptation
+    state: Reservoir,
+    decisions: Decisions,
+    tokens: Tensor,
+    centred: Centred,
+    middles: Tensor | None,
+    weights: Tensor,
+    config: Adaptation,
 ) -> Tensor:
-    """p̃ of images with tokens [P, L, D] and logits [P, C], against the entries each finds: [P, C]."""
+    """p̃ of images with tokens [P, L, D] and logits [P, C], against the entries each finds: [P, C].
+
+    middles: of the stream's tokens as each image finds them, [P, L, D], where they are to be taken off.
+    """
     C, M = state.ids.shape
     place = decisions.label * M + decisions.slot
     held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))
@@ -159,13 +170,17 @@ def corrected(
     # Filled up with zeros: a product's kernel may round its odd columns otherwise, and columns change their places.
     fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
     entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
-    unit = F.normalize(tokens.to(weights.dtype), dim=-1) * weights[:, None]
-    affinity = unit.flatten(1) @ F.normalize(entries, dim=-1).flatten(1).T
+    unit, stored = F.normalize(tokens.to(weights.dtype), dim=-1), F.normalize(entries, dim=-1).flatten(1).T
+    affinity = (unit * weights[:, None]).flatten(1) @ stored
+    if middles is not None:
+        along = middles * weights[:, None]
+        ours, square = ((other * along).flatten(1).sum(dim=1, keepdim=True) for other in (unit, middles))
+        affinity = cosine(affinity, ours, along.flatten(1) @ stored, square)
     counted = (held >= C * M) | (state.ids >= 0).flatten()
     if config.exclude_own:
         counted &= held != torch.arange(C * M, C * M + len(tokens), device=held.device).unsqueeze(1)
     scores = class_scores(affinity.gather(1, held).unflatten(1, (C, M)), counted.unflatten(1, (C, M)), config)
-    return correct(logits, scores, config)
+    return correct(centred.logits, scores, config, centred.trust)
 
 
 def store_(state: Reservoir, decisions: Decisions, encoded: Encoded, key: Tensor, images: Tensor) -> None:

@@ -16,7 +16,7 @@ from lessmore.engine.halves import halves
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
-from lessmore.reservoir import Delta, Reservoir, centred, class_mean, clone, propose, ready_anchors
+from lessmore.reservoir import Delta, Reservoir, centred, class_mean, clone, propose, ready_anchors, trusted
 from lessmore.scoring import Anchors
 
 
@@ -27,14 +27,19 @@ def anchors_of(state: Reservoir, ready: Ready) -> Anchors:
     return Anchors(state.means.flatten(0, 1), usable, torch.arange(S * C, device=usable.device).view(S, C))
 
 
-def affinities_of(tokens: Tensor, state: Reservoir, weights: Tensor) -> Tensor:
-    """Of the tokens [S, L, D] of an image of each stream with the entries of its reservoir, [S, C, M]."""
+def affinities_of(tokens: Tensor, state: Reservoir, weights: Tensor, middle: Tensor | None) -> Tensor:
+    """Of the tokens [S, L, D] of an image of each stream with the entries of its reservoir, [S, C, M].
+
+    middle: of the streams' tokens where it is to be taken off, [S, L, D].
+    """
     fused = weights.is_cuda and weights.dtype == torch.float32 and importlib.util.find_spec("triton") is not None
     if not fused:
-        return torch.vmap(affinities, in_dims=(0, 0, None))(tokens, state.anchors, weights)
+        streams = (0, 0, None, None if middle is None else 0)
+        return torch.vmap(affinities, in_dims=streams)(tokens, state.anchors, weights, middle)
     from lessmore.engine.kernels import memory
 
-    return memory.affinities(tokens, weights, state.anchors, weights.new_empty(state.ids.shape))
+    sums = None if middle is None else memory.own_sums(tokens, middle)
+    return memory.affinities(tokens, weights, state.anchors, weights.new_empty(state.ids.shape), middle, sums)
 
 
 def apply_(state: Reservoir, delta: Delta) -> None:
@@ -56,6 +61,7 @@ def apply_(state: Reservoir, delta: Delta) -> None:
     state.step.add_(1)
     state.centre.copy_(delta.centre)
     state.course.copy_(delta.course)
+    state.middle.copy_(delta.middle)
 
 
 class Turn:
@@ -130,10 +136,11 @@ class Multi:
         counted = state.ids >= 0
         if adaptation.exclude_own:
             counted &= state.ids != delta.id[:, None, None]
-        scores = class_scores(affinities_of(encoded.tokens, state, self.weights), counted, adaptation)
+        middle, trust = (None, None) if adaptation.centre == "off" else (delta.middle, trusted(delta))
+        scores = class_scores(affinities_of(encoded.tokens, state, self.weights, middle), counted, adaptation)
         if adaptation.order == "predict_first":
             apply_(state, delta)
-        return outcome(logits, correct(believed, scores, adaptation), delta.slot >= 0, encoded.steps, self.setup)
+        return outcome(logits, correct(believed, scores, adaptation, trust), delta.slot >= 0, encoded.steps, self.setup)
 
     def reset(self, stream: int | None = None) -> None:
         """Forget one stream, or all."""

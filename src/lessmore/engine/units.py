@@ -19,6 +19,7 @@ from lessmore.encoder import Encoded, encode
 from lessmore.methods.registry import Outcome
 from lessmore.methods.tca import TCA, Answer
 from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.middle import cosine
 from lessmore.reservoir import Delta
 
 
@@ -44,16 +45,22 @@ class UnitTCA(TCA):
         counted = self.reservoir.ids >= 0
         if adaptation.exclude_own:
             counted &= self.reservoir.ids != delta.id
-        scores = class_scores(self._affinities(tokens), counted, adaptation)
+        middle, trusted = (None, None) if adaptation.centre == "off" else (delta.middle, reservoir.trusted(delta))
+        scores = class_scores(self._affinities(tokens, middle), counted, adaptation)
         if adaptation.order == "predict_first":
             self._let_in(delta)
-        answer = Answer(logits, correct(believed, scores, adaptation), delta, encoded.steps)
+        answer = Answer(logits, correct(believed, scores, adaptation, trusted), delta, encoded.steps)
         return self._outcome(answer, self.reservoir)
 
-    def _affinities(self, tokens: Tensor) -> Tensor:
+    def _affinities(self, tokens: Tensor, middle: Tensor | None) -> Tensor:
         """`correction.affinities` of a sample's tokens [L, D] with all entries: [C, M]."""
-        query = F.normalize(tokens.to(self.weights.dtype), dim=-1) * self.weights[:, None]
-        return (self.units.flatten(0, 1).flatten(1) @ query.flatten()).view(self.units.shape[:2])
+        unit = F.normalize(tokens.to(self.weights.dtype), dim=-1)
+        rows = unit[None] if middle is None else torch.stack([unit, middle])
+        rows = rows * self.weights[:, None]
+        along = (rows.flatten(1) @ self.units.flatten(0, 1).flatten(1).T).view(-1, *self.units.shape[:2])
+        if middle is None:
+            return along[0]
+        return cosine(along[0], (rows[0] * middle).sum(), along[1], (rows[1] * middle).sum())
 
     def _let_in(self, delta: Delta) -> None:
         reservoir.apply_(self.reservoir, delta)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lessmore.centre import ALARM, FEW, LIFT, MANY, MEMORY, OFTEN, PAST, RECENT, SLACK
+from lessmore.centre import ALARM, FEW, GROWN, HALF, LIFT, MANY, MEMORY, OFTEN, PAST, RECENT, SLACK
 
 
 @triton.jit
@@ -51,9 +51,10 @@ def _watched(
 
 @triton.jit
 def _centre(
-    logits, lean, images, centre, course, answers, next_centre, next_course, P, C, memory: tl.constexpr,
+    logits, lean, images, centre, course, answers, next_centre, next_course, trust, P, C, memory: tl.constexpr,
     few: tl.constexpr, many: tl.constexpr, often: tl.constexpr, lift: tl.constexpr, recently: tl.constexpr,
-    slack: tl.constexpr, alarm: tl.constexpr, past: tl.constexpr, doubt: tl.constexpr, CLASSES: tl.constexpr,
+    slack: tl.constexpr, alarm: tl.constexpr, past: tl.constexpr, half: tl.constexpr, grown: tl.constexpr,
+    doubt: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, CLASSES)
     here = c < C
@@ -86,7 +87,7 @@ def _centre(
             fore = tl.maximum(seen, 1e-9)
             before, shares, frequent = total / fore, counts / fore, tops / fore
             rest, drift = z - before, recent - before
-            # What stands out most from this mean also does from the next; from the first image itself nothing does.
+            # What stands out most from this mean also does from the next.
             high, top = tl.max(tl.where(here, rest, float("-inf")), axis=0, return_indices=True)
             low = tl.min(tl.where(here, rest, float("inf")), axis=0)
             rise += again * (high + low)
@@ -103,7 +104,7 @@ def _centre(
             answer = (z - strength * domain) / lengths
             likely = tl.argmax(tl.where(here, z - (1 - perhaps) * strength * mean, float("-inf")), axis=0)
             counts += tl.where(c == likely, 1, 0)
-            tops += tl.where(c == again * top, 1, 0)
+            tops += tl.where(c == top, 1, 0)
             previous = x
             x = tl.sum(drift * rest, axis=0) / tl.maximum(tl.sqrt(tl.sum(drift * drift, axis=0)), 1e-9)
             x = tl.where(seen > 2 * recently, x, 0)
@@ -118,6 +119,7 @@ def _centre(
             total, counts, tops, last = keep * total, keep * counts, keep * tops, p
             seen, power, turns, rise, span = keep * seen, keep * power, keep * turns, keep * rise, keep * span
         tl.store(answers + i * C + c, answer, mask=here)
+        tl.store(trust + i * C + c, tops / (tops + half) * (turns / (turns + grown)), mask=here)
     tl.debug_barrier()  # the places before and after may be the same
     _store(next_centre, (total, counts, tops, last, recent), C, c, here)
     _store(next_course, (seen, power, turns, rise, span, strength, changes), 1, 0, True)
@@ -126,18 +128,18 @@ def _centre(
 
 def scan(
     logits: Tensor, lean: Tensor, images: Tensor, before: tuple[Tensor, Tensor], answers: Tensor, centre: Tensor,
-    course: Tensor, doubt: float,
+    course: Tensor, trust: Tensor, doubt: float,
 ) -> Tensor:  # fmt: skip
     """Zero-shot logits [P, C] of which the first `images` [] are real → the same without the centre in `answers`.
 
     before: the centre [5, C] and its course [12]; centre, course: where to leave those after the images, which may be
-    the same places. lean: of the class texts, [C]. doubt: as for `observe`. Rows that are not real or not finite are
-    copied. All of one type.
+    the same places. trust: where to leave `centre.trust` after each image, [P, C]. lean: of the class texts, [C].
+    doubt: as for `observe`. Rows that are not real or not finite are copied. All of one type.
     """
     P, C = logits.shape
     classes = max(triton.next_power_of_2(C), 16)
     _centre[(1,)](
-        logits, lean, images, *before, answers, centre, course, P, C, MEMORY, FEW, MANY, OFTEN, LIFT, RECENT, SLACK,
-        ALARM, PAST, doubt, CLASSES=classes, num_warps=min(max(classes // 256, 1), 32),
+        logits, lean, images, *before, answers, centre, course, trust, P, C, MEMORY, FEW, MANY, OFTEN, LIFT, RECENT,
+        SLACK, ALARM, PAST, HALF, GROWN, doubt, CLASSES=classes, num_warps=min(max(classes // 256, 1), 32),
     )  # fmt: skip
     return answers

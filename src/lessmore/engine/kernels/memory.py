@@ -102,42 +102,74 @@ def nearest(
 
 @triton.jit
 def _affinity(
-    anchors, tokens, weights, out, entries, D, stride_t, stride_s, LAYERS: tl.constexpr, ALL: tl.constexpr,
-    WIDTH: tl.constexpr, PART: tl.constexpr,
+    anchors, tokens, weights, middle, sums, out, entries, D, stride_t, stride_s,
+    CENTRED: tl.constexpr, LAYERS: tl.constexpr, ALL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
     e, s = tl.program_id(0), tl.program_id(1)
     tokens += s * stride_s
+    middle += s * LAYERS * D
+    sums += s * 3 * LAYERS
     anchors += (s.to(tl.int64) * entries + e) * LAYERS * D
-    layer = tl.arange(0, ALL)
-    dot = tl.zeros([ALL, PART], tl.float32)
-    ours = tl.zeros([ALL, PART], tl.float32)
-    theirs = tl.zeros([ALL, PART], tl.float32)
-    for start in tl.static_range(0, WIDTH, PART):
-        d = start + tl.arange(0, PART)
-        here = (layer < LAYERS)[:, None] & (d < D)[None, :]
-        stored = tl.load(anchors + layer[:, None] * D + d[None, :], mask=here, other=0).to(tl.float32)
-        token = tl.load(tokens + layer[:, None] * stride_t + d[None, :], mask=here, other=0).to(tl.float32)
-        dot += stored * token
-        ours += token * token
-        theirs += stored * stored
-    norms = tl.sqrt(tl.sum(ours, axis=1)) * tl.sqrt(tl.sum(theirs, axis=1))
-    weight = tl.load(weights + layer, mask=layer < LAYERS, other=0)
-    total = tl.sum(weight * tl.sum(dot, axis=1) / tl.maximum(norms, 1e-24), axis=0)
+    total, along = 0.0, 0.0
+    for first in tl.static_range(0, LAYERS, ROWS):
+        layer = first + tl.arange(0, ROWS)
+        dot = tl.zeros([ROWS, PART], tl.float32)
+        theirs = tl.zeros([ROWS, PART], tl.float32)
+        other = tl.zeros([ROWS, PART], tl.float32)
+        for start in tl.static_range(0, WIDTH, PART):
+            d = start + tl.arange(0, PART)
+            here = (layer < LAYERS)[:, None] & (d < D)[None, :]
+            stored = tl.load(anchors + layer[:, None] * D + d[None, :], mask=here, other=0).to(tl.float32)
+            token = tl.load(tokens + layer[:, None] * stride_t + d[None, :], mask=here, other=0).to(tl.float32)
+            dot += stored * token
+            theirs += stored * stored
+            if CENTRED:
+                other += stored * tl.load(middle + layer[:, None] * D + d[None, :], mask=here, other=0)
+            else:
+                other += token * token
+        weight = tl.load(weights + layer, mask=layer < LAYERS, other=0)
+        weight /= tl.maximum(tl.sqrt(tl.sum(theirs, axis=1)), 1e-12)
+        ours = tl.sum(other, axis=1)
+        if CENTRED:
+            along += tl.sum(weight * ours, axis=0)
+            ours = tl.load(sums + layer, mask=layer < LAYERS, other=1)
+        total += tl.sum(weight * tl.sum(dot, axis=1) / tl.maximum(tl.sqrt(ours), 1e-12), axis=0)
+    if CENTRED:  # as `lessmore.middle.cosine` has it
+        layer = tl.arange(0, ALL)
+        here = layer < LAYERS
+        weight = tl.load(weights + layer, mask=here, other=0)
+        length = tl.maximum(tl.sqrt(tl.load(sums + layer, mask=here, other=1)), 1e-12)
+        x = tl.sum(weight * tl.load(sums + LAYERS + layer, mask=here, other=0) / length, axis=0)
+        square = tl.sum(weight * tl.load(sums + 2 * LAYERS + layer, mask=here, other=0), axis=0)
+        total = (total - x - along + square) / tl.sqrt((1 - 2 * x + square) * (1 - 2 * along + square))
     tl.store(out + s * entries + e, total)
 
 
-def affinities(tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor) -> Tensor:
-    """Σ_l P_l cos(v^l, A^l) between a sample's tokens [L, D] (rows may be strided) and entries [C, M, L, D] → [C, M].
+def own_sums(tokens: Tensor, middle: Tensor) -> Tensor:
+    """v·v, v·m and m·m of tokens v [..., L, D] and their stream's middle m [..., L, D], layer by layer: [..., 3, L]."""
+    wide = tokens.to(middle.dtype)
+    return torch.stack([(wide * wide).sum(dim=-1), (wide * middle).sum(dim=-1), middle.square().sum(dim=-1)], dim=-2)
 
-    Written into out. All but the weights may have S streams in front. Slots without an entry are zero and so is their
-    affinity: nothing has to be known of them before they are read.
+
+def affinities(
+    tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor, middle: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`correction.affinities` between a sample's tokens [L, D] (rows may be strided) and entries [C, M, L, D] → [C, M].
+
+    Written into out. middle: [L, D], or None; with it goes sums, `own_sums`, [3, L]. All but the weights may have S
+    streams in front. Slots without an entry are zero, and their affinity finite: nothing has to be known of them before
+    they are read.
     """
     L, D = tokens.shape[-2:]
     S = len(tokens) if tokens.ndim == 3 else 1
-    entries = out.numel() // S
+    entries, layers = out.numel() // S, triton.next_power_of_2(L)
+    many = out.numel() >= 1024  # enough programs to fill a device with little work in each
     _affinity[(entries, S)](
-        anchors, tokens, weights, out, entries, D, tokens.stride(-2), tokens.stride(0), LAYERS=L,
-        ALL=triton.next_power_of_2(L), WIDTH=D + -D % 128, PART=128, num_warps=2,
+        anchors, tokens, weights, weights if middle is None else middle, weights if sums is None else sums, out,
+        entries, D, tokens.stride(-2), tokens.stride(0), CENTRED=middle is not None, LAYERS=L, ALL=layers,
+        ROWS=2 if many else layers, WIDTH=D + -D % 256, PART=256, num_warps=1 if many else 4,
     )  # fmt: skip
     return out
 
@@ -229,9 +261,9 @@ def _store(
 
 @triton.jit
 def _correct(
-    logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
-    FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, PROBABILITIES: tl.constexpr,
-    M: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr,
+    logits, believed, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
+    FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, TRUSTED: tl.constexpr,
+    PROBABILITIES: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Zero-shot and corrected probabilities of all classes; the ids are still those before the sample."""
     c = tl.arange(0, CLASSES)
@@ -251,6 +283,8 @@ def _correct(
     total = tl.sum(tl.where(used, a, 0.0), axis=1)
     if not SUM:
         total = total / tl.maximum(tl.sum(used.to(tl.float32), axis=1), 1.0)
+    if TRUSTED:
+        total *= tl.load(trust + c, mask=c < C, other=0)
     if PROBABILITIES:
         corrected = p + lam * total
         low = tl.min(tl.where(c < C, corrected, 0.0), axis=0)
@@ -264,11 +298,11 @@ def _correct(
 
 @triton.jit
 def _finish(
-    logits, believed, tokens, feature, affinity, anchors, features, keys, ids, counts, step, means, label, slot, key,
-    scores, zero_shot, lam, sharpness, C, D, E, stride_t,
-    FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, PROBABILITIES: tl.constexpr,
-    M: tl.constexpr, SLOTS: tl.constexpr, LAYERS: tl.constexpr, CLASSES: tl.constexpr, WIDTH: tl.constexpr,
-    EMBED: tl.constexpr,
+    logits, believed, tokens, feature, affinity, trust, anchors, features, keys, ids, counts, step, means, label, slot,
+    key, scores, zero_shot, lam, sharpness, C, D, E, stride_t,
+    FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, TRUSTED: tl.constexpr,
+    PROBABILITIES: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, LAYERS: tl.constexpr, CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr, EMBED: tl.constexpr,
 ):  # fmt: skip
     layer = tl.program_id(0)
     index = tl.load(label)
@@ -278,8 +312,8 @@ def _finish(
         if place >= 0:
             _store(tokens, anchors, means, index, place, count, layer, D, stride_t, M, SLOTS, LAYERS, WIDTH)
     else:
-        _correct(logits, believed, affinity, ids, scores, zero_shot, index, place, lam, sharpness, C,
-                 FIRST, EXCLUDE, EXP, SUM, PROBABILITIES, M, SLOTS, CLASSES)  # fmt: skip
+        _correct(logits, believed, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
+                 FIRST, EXCLUDE, EXP, SUM, TRUSTED, PROBABILITIES, M, SLOTS, CLASSES)  # fmt: skip
         number = tl.load(step)
         tl.debug_barrier()  # nothing of the old state is read from here on
         tl.store(step, number + 1)
@@ -318,12 +352,12 @@ class Sample(NamedTuple):
 
 def settle(
     logits: Tensor, believed: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation,
-    sample: Sample,
+    sample: Sample, trust: Tensor | None = None,
 ) -> Sample:  # fmt: skip
     """Let a sample into the reservoir, in place, and correct its answer; `sample.affinity` is there already.
 
     logits [C]: zero-shot; believed [C]: those that label, reliability and correction are taken from. They and feature
-    [E] float32; tokens [L, D], rows may be strided.
+    [E] float32; tokens [L, D], rows may be strided. trust: `centre.trust`, [1, C], where it counts.
     """
     C, M, L, D = state.anchors.shape
     E, slots, classes = len(feature), max(triton.next_power_of_2(M), 2), max(triton.next_power_of_2(C), 16)
@@ -337,10 +371,11 @@ def settle(
         TERM=config.key == "class_term", num_warps=min(max(4, classes // 512), 16), **shapes,
     )  # fmt: skip
     _finish[(L + 1,)](
-        logits, believed, tokens, feature, sample.affinity, state.anchors, state.features, state.keys, state.ids,
-        state.counts, state.step, state.means, sample.label, sample.slot, sample.key, sample.scores, sample.zero_shot,
-        config.lam, config.sharpness, C, D, E, tokens.stride(0), FIRST=config.order == "update_first",
-        EXCLUDE=config.exclude_own, EXP=config.kernel == "exp", SUM=config.over == "sum",
-        PROBABILITIES=config.domain == "probabilities", num_warps=min(max(4, classes * slots // 1024), 32), **shapes,
+        logits, believed, tokens, feature, sample.affinity, logits if trust is None else trust, state.anchors,
+        state.features, state.keys, state.ids, state.counts, state.step, state.means, sample.label, sample.slot,
+        sample.key, sample.scores, sample.zero_shot, config.lam, config.sharpness, C, D, E, tokens.stride(0),
+        FIRST=config.order == "update_first", EXCLUDE=config.exclude_own, EXP=config.kernel == "exp",
+        SUM=config.over == "sum", TRUSTED=trust is not None, PROBABILITIES=config.domain == "probabilities",
+        num_warps=min(max(4, classes * slots // 1024), 32), **shapes,
     )  # fmt: skip
     return sample
