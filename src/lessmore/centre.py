@@ -28,6 +28,9 @@ chance and x as often negative as positive. Evidence is summed over turns, a CUS
 below 0. When it exceeds 10·(1 + ρ)/(1 − ρ), ρ the correlation of successive x, the mean starts again from those 16
 images: in a stream of long runs of a class ρ is large, and the same evidence says less.
 
+What was seen also says how far TCA's memory is to be trusted (`trust`): entries of a class as far as the class has
+stood out from the mean, all of them as far as the stream has turned.
+
 The first image of a stream is answered as zero-shot answers it. A domain in which zero-shot sees one class everywhere
 cannot be told from a stream of that class, and is left alone, unless the caller knows better (`bold`).
 """

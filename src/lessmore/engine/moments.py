@@ -159,7 +159,7 @@ def corrected(
     weights: Tensor,
     config: Adaptation,
 ) -> Tensor:
-    """p̃ of images with tokens [P, L, D] and logits [P, C], against the entries each finds: [P, C].
+    """p̃ of images with tokens [P, L, D] and what is `centred` of them, against the entries each finds: [P, C].
 
     middles: of the stream's tokens as each image finds them, [P, L, D], where they are to be taken off.
     """

@@ -11,8 +11,8 @@ from lessmore.middle import PAST, PRIOR, SHARE
 
 @triton.jit
 def _follow(
-    tokens, features, images, step, middle, out, sums, P, D, E, stride_p, stride_l, share, prior, past,
-    WIDTH: tl.constexpr, EMBED: tl.constexpr,
+    tokens, features, images, step, middle, out, sums, P, D, E, stride_p, stride_l,
+    share: tl.constexpr, prior: tl.constexpr, past: tl.constexpr, WIDTH: tl.constexpr, EMBED: tl.constexpr,
 ):  # fmt: skip
     layer, layers, d, e = tl.program_id(0), tl.num_programs(0), tl.arange(0, WIDTH), tl.arange(0, EMBED)
     wide = middle.dtype.element_ty
