@@ -154,12 +154,13 @@ def summary(found: Cells) -> dict[str, Any]:
 
 
 def by_stream(found: Cells) -> dict[str, Any]:
-    """Set, condition, kind → the rule's gain, low, high; over zero-shot at R = 0.9; gains of BESIDE."""
+    """Set, condition, kind → gain, low, high of the rule; over R = 0.9 alone; BESIDE's gains; low, high of the last."""
     out: dict[str, Any] = {}
     for (name, condition, kind, rule), cell in found.items():
         if rule == OURS.name:
             bare, *others = (float(found[name, condition, kind, other.name][0]) for other in (ZERO_SHOT, *BESIDE))
-            row = [*cell.tolist(), float(cell[0]) - bare, *others]
+            interval = found[name, condition, kind, BESIDE[-1].name][1:].tolist()
+            row = [*cell.tolist(), float(cell[0]) - bare, *others, *interval]
             out.setdefault(name, {}).setdefault(condition, {})[kind] = row
     return out
 

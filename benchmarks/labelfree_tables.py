@@ -103,13 +103,15 @@ def _harm(found: Mapping[str, Any]) -> str:
         every = _every(found["cells"], kind)
         name, condition, worst = min(every, key=lambda x: x[2][0])
         values = np.array([row for *_, row in every])
-        below = [f"{int((values[:, j] < -1).sum())}" for j in (0, 2)]
+        below = [f"{int((values[:, j] < -1).sum())}" for j in (0, 2, 7, 9)]
+        last = min((row for *_, row in every), key=lambda row: row[7])
         rows.append(
             [
                 *(kind, str(len(every)), signed(values[:, 0].mean()), f"{estimate(worst)} {name} {condition}"),
                 *(f"{below[0]} ({below[1]})", signed(values[:, 3].mean()), signed(values[:, 3].min())),
                 *(str(int((values[:, 3] < -1).sum())), signed(values[:, 4].mean()), signed(values[:, 4].min())),
-                *(str(int((values[:, 4] < -1).sum())), *(signed(x) for x in _ends(values[:, 5:]))),
+                *(str(int((values[:, 4] < -1).sum())), *(signed(x) for x in _ends(values[:, 5:8]))),
+                *(estimate([last[7], *last[8:]]), f"{below[2]} ({below[3]})"),
             ]
         )
     head = ["stream", "n", "mean", "worst", "below −1 (interval too)", "mean, R = 0.9", "worst, R = 0.9"]
@@ -117,7 +119,7 @@ def _harm(found: Mapping[str, Any]) -> str:
     others += [
         part for name in ("bold", "fixed, on features", "default, on features") for part in (f"{name}: mean", "worst")
     ]
-    return table([*head, "below −1, R = 0.9", *others], rows)
+    return table([*head, "below −1, R = 0.9", *others, "interval", "below −1 (interval too)"], rows)
 
 
 def _ends(values: NDArray[np.float64]) -> list[float]:
@@ -138,8 +140,9 @@ def _worst(cells: Mapping[str, Any]) -> str:
     rows = []
     for kind in dict.fromkeys(k for s in cells.values() for kinds in s.values() for k in kinds):
         for name, condition, row in _every(cells, kind):
-            if row[0] < -1:
-                rows.append([kind, f"{name} {condition}", estimate(row), *map(signed, row[3:])])
+            if min(row[0], row[7]) < -1:
+                default = estimate([row[7], *row[8:]])
+                rows.append([kind, f"{name} {condition}", estimate(row), *map(signed, row[3:7]), default])
     head = ["stream", "", "gain", "over zero-shot at R = 0.9", "running mean", "bold"]
     return table([*head, "fixed, on features", "default, on features"], rows)
 

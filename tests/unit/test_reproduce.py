@@ -158,7 +158,7 @@ def test_runs_that_tables_share_are_done_once(photos: str) -> None:
     usual = {name for one in plans for name in [one.rows[i].name for i, _ in one.cells]}
     assert {"λ=8", "R=0.9", "K=2", "2:1"} <= usual  # four names of the preset
     assert len(runs) == (7 + 5 + 4 + 3 - 3) * 2 * 2  # rows, streams, orders
-    assert identity(RunSpec("tiny", photos)) == identity(RunSpec("tiny", photos, options={"lam": 8.0, "K": 4}, R=0.9))
+    assert identity(RunSpec("tiny", photos)) == identity(RunSpec("tiny", photos, options={"lam": 10.0, "K": 4}, R=0.9))
     assert identity(RunSpec("tiny", photos)) != identity(RunSpec("tiny", photos, seed=1))
 
 

@@ -235,7 +235,7 @@ def test_pixels_and_not_names_decide_about_the_cache(do: Any, spec: RunSpec, tmp
 
 def test_the_key_follows_what_changes_numbers_and_nothing_else(spec: RunSpec, vlm: Any) -> None:
     key = prepare(spec, vlm).key
-    same = ({"workers": 3}, {"limit": IMAGES}, {"R": 0.9}, {"device": "auto"}, {"options": {"lam": 8.0}})
+    same = ({"workers": 3}, {"limit": IMAGES}, {"R": 0.9}, {"device": "auto"}, {"options": {"lam": 10.0}})
     other = (
         *({"method": "zeroshot"}, {"reducer": "evit"}, {"preset": "paper"}, {"R": 0.8}, {"options": {"lam": 2.0}}),
         *({"order": "sorted"}, {"seed": 1}, {"limit": 8}, {"templates": "a drawing of a {}"}),
