@@ -57,7 +57,8 @@ class UnitTCA(TCA):
         unit = F.normalize(tokens.to(self.weights.dtype), dim=-1)
         rows = unit[None] if middle is None else torch.stack([unit, middle])
         rows = rows * self.weights[:, None]
-        along = (rows.flatten(1) @ self.units.flatten(0, 1).flatten(1).T).view(-1, *self.units.shape[:2])
+        # This way round what is stored is read once for both rows; the other way round once for each.
+        along = (self.units.flatten(0, 1).flatten(1) @ rows.flatten(1).T).T.view(-1, *self.units.shape[:2])
         if middle is None:
             return along[0]
         return cosine(along[0], (rows[0] * middle).sum(), along[1], (rows[1] * middle).sum())
