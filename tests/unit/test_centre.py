@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore import centre
-from lessmore.centre import CHANGES, DOUBT, MEMORY, OFTEN, RECENT, STRENGTH, TURNS, Centre, empty, lean, observe
+from lessmore.centre import CHANGES, DOUBT, MEMORY, OFTEN, RECENT, STRENGTH, TURNS, Centre, empty, lean, observe, trust
 from lessmore.config import preset
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
@@ -299,3 +299,16 @@ def test_the_texts_are_looked_at_once() -> None:
     assert setup.lean is setup.lean
     wide = setup.text.double()
     torch.testing.assert_close(setup.lean.double(), wide @ wide.mean(dim=0), rtol=0, atol=1e-6)
+
+
+def test_what_is_stored_is_trusted_as_far_as_stream_and_class_were_seen() -> None:
+    tops, turns = torch.tensor([0.0, 1.0, 9.0]), torch.tensor([0.0, 20.0, 1e9])
+    found = trust(tops.expand(3, 3), turns)
+    assert found[0].eq(0).all() and found[:, 0].eq(0).all() and found.lt(1 + 1e-6).all()
+    torch.testing.assert_close(found[2], tops / (tops + 0.5), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[1], found[2] / 2, rtol=0, atol=1e-6)
+
+
+def test_tca_begins_as_zero_shot_whatever_lambda_is() -> None:
+    first = tca(lam=100.0).predict(make_images(1, dtype=torch.float32))
+    torch.testing.assert_close(first.scores, first.zero_shot, rtol=0, atol=1e-6)
