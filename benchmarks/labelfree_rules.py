@@ -20,7 +20,7 @@ from labelfree_streams import Indices, Shelf, Stream
 from torch import Tensor
 
 from lessmore import centre, middle
-from lessmore.config import Adaptation, preset
+from lessmore.config import PRESETS, Adaptation, preset
 from lessmore.methods import Setup
 from lessmore.methods import tda as library_tda
 from lessmore.methods.tda import TUNED, Cache, TDAOptions
@@ -146,10 +146,20 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
     return centred(f, middles[0], stage.text, middles[1], seen.mean()), (means, counts, total)
 
 
-def _corrected(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-    """The preset `fixed`'s reservoir and correction on final features instead of the tokens of every layer."""
-    config = preset("fixed").adaptation
-    return z + config.lam * _votes(state, f, z, None, config), state
+def corrected(name: str, choose: Callable[[Stage], Adaptation]) -> Rule:
+    """A preset's reservoir and correction on final features instead of the tokens of every layer."""
+
+    def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
+        config = choose(stage)
+        return z + config.lam * _votes(state, f, z, None, config), state
+
+    return Rule(name, lambda stage: _reservoir(stage, choose(stage).M), step, together=True)
+
+
+def _released(stage: Stage) -> Adaptation:
+    """With the settings of the data set, where there are some; these were chosen on test labels."""
+    own = f"released/{stage.name}"
+    return preset(own if own in PRESETS else "released").adaptation
 
 
 def _votes(state: State, f: Tensor, z: Tensor, m: Tensor | None, config: Adaptation) -> Tensor:
@@ -174,7 +184,7 @@ def _votes(state: State, f: Tensor, z: Tensor, m: Tensor | None, config: Adaptat
         ours, square = ((other * m).sum(dim=1)[:, None, None] for other in (f, m))
         cosine = middle.cosine(cosine, ours, _products(keys, m), square)
     votes = torch.where(filled, torch.exp(config.sharpness * (cosine - 1)), 0)
-    return votes.sum(dim=2) / filled.sum(dim=2).clamp_min(1)
+    return votes.sum(dim=2) / (1 if config.over == "sum" else filled.sum(dim=2).clamp_min(1))
 
 
 def _products(keys: Tensor, f: Tensor) -> Tensor:
@@ -182,8 +192,8 @@ def _products(keys: Tensor, f: Tensor) -> Tensor:
     return (keys.flatten(1, 2) @ f[:, :, None]).view(keys.shape[:3])
 
 
-def _reservoir(stage: Stage) -> State:
-    C, E, M = *stage.text.shape, preset("fixed").adaptation.M
+def _reservoir(stage: Stage, M: int) -> State:
+    C, E = stage.text.shape
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
 
 
@@ -215,7 +225,7 @@ def whole(name: str, base: str = "default", weight: Weight = _trust, raw: bool =
     sharp = replace(config, sharpness=preset("fixed").adaptation.sharpness) if raw else config
 
     def start(stage: Stage) -> State:
-        return _centre(stage), _reservoir(stage), _feature(stage), torch.zeros(())
+        return _centre(stage), _reservoir(stage, config.M), _feature(stage), torch.zeros(())
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
         own, reservoir, m, n = state
@@ -287,13 +297,15 @@ ZERO_SHOT = Rule("zero-shot, R = 0.9", lambda stage: (), lambda state, f, z, sta
 MEAN = Rule("running mean", lambda stage: (_feature(stage), torch.zeros(())), _mean)
 OURS = variant("the rule")
 BOLDER = variant("the rule, bold", BOLD)
-FIXED = Rule("fixed, on features", _reservoir, _corrected, together=True)
+FIXED = corrected("fixed, on features", lambda stage: preset("fixed").adaptation)
+RELEASED = corrected("released, tuned on test labels, on features", _released)
 DEFAULT = whole("default, on features")
 TDA = tda("TDA, defaults")
 TUNED_TDA = tda("TDA, tuned on test labels", tuned=True)
 BASELINES = (
     ZERO_SHOT,
     FIXED,
+    RELEASED,
     DEFAULT,
     whole("bold, on features", "bold"),
     TDA,

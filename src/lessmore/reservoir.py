@@ -151,9 +151,12 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     return Delta(index, slot, tokens, feature, key, state.step.clone(), state.centre, state.course, middle)
 
 
-def trusted(delta: Delta) -> Tensor:
-    """How much what is stored of each class counts after the sample, by the stream's centre: [..., C]."""
-    return trust(delta.centre[..., TOPS, :], delta.course[..., TURNS])
+def known(delta: Delta, config: Adaptation) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """What the stream so far says to the sample's correction: the middle to be taken off the tokens, [..., L, D], and
+    how much the entries of each class count, [..., C]; nothing where the centre is not used."""
+    if config.centre == "off":
+        return None, None
+    return delta.middle, trust(delta.centre[..., TOPS, :], delta.course[..., TURNS])
 
 
 def apply_(state: Reservoir, delta: Delta) -> Reservoir:

@@ -16,7 +16,7 @@ from lessmore.engine.halves import halves
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
-from lessmore.reservoir import Delta, Reservoir, centred, class_mean, clone, propose, ready_anchors, trusted
+from lessmore.reservoir import Delta, Reservoir, centred, class_mean, clone, known, propose, ready_anchors
 from lessmore.scoring import Anchors
 
 
@@ -136,7 +136,7 @@ class Multi:
         counted = state.ids >= 0
         if adaptation.exclude_own:
             counted &= state.ids != delta.id[:, None, None]
-        middle, trust = (None, None) if adaptation.centre == "off" else (delta.middle, trusted(delta))
+        middle, trust = known(delta, adaptation)
         scores = class_scores(affinities_of(encoded.tokens, state, self.weights, middle), counted, adaptation)
         if adaptation.order == "predict_first":
             apply_(state, delta)

@@ -45,11 +45,11 @@ class UnitTCA(TCA):
         counted = self.reservoir.ids >= 0
         if adaptation.exclude_own:
             counted &= self.reservoir.ids != delta.id
-        middle, trusted = (None, None) if adaptation.centre == "off" else (delta.middle, reservoir.trusted(delta))
+        middle, trust = reservoir.known(delta, adaptation)
         scores = class_scores(self._affinities(tokens, middle), counted, adaptation)
         if adaptation.order == "predict_first":
             self._let_in(delta)
-        answer = Answer(logits, correct(believed, scores, adaptation, trusted), delta, encoded.steps)
+        answer = Answer(logits, correct(believed, scores, adaptation, trust), delta, encoded.steps)
         return self._outcome(answer, self.reservoir)
 
     def _affinities(self, tokens: Tensor, middle: Tensor | None) -> Tensor:

@@ -56,11 +56,11 @@ def settle(
     delta = delta._replace(centre=centre, course=course)
     if adaptation.order == "update_first":
         state = update(state, delta)
-    middle, trusted = (None, None) if adaptation.centre == "off" else (delta.middle, reservoir.trusted(delta))
+    middle, trust = reservoir.known(delta, adaptation)
     scores = token_scores(tokens, weights, state, delta.id, adaptation, middle)
     if adaptation.order == "predict_first":
         state = update(state, delta)
-    return Answer(logits, correct(believed, scores, adaptation, trusted), delta, encoded.steps), state
+    return Answer(logits, correct(believed, scores, adaptation, trust), delta, encoded.steps), state
 
 
 @register("tca")
