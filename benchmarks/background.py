@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import lessmore
 from lessmore.assets import MODELS, shifts, world
-from lessmore.condense.source import GONE, MERGED, PRUNED
+from lessmore.core.condense.source import GONE, MERGED, PRUNED
 
 SEED = 52_000
 STREAMS = (("clean", 0), ("background", 3), ("contrast", 2), ("noise", 3), ("sketch", 2))

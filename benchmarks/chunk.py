@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.config import Preset, preset
-from lessmore.encoder import encode
-from lessmore.engine import build
-from lessmore.engine.capture import capture
-from lessmore.engine.chunk import Chunk, Work
-from lessmore.engine.halves import halves
-from lessmore.engine.multi import Multi
+from lessmore.core.encoder import encode
+from lessmore.core.vit import BlockShape, ViT, ViTShape
+from lessmore.engines import build
+from lessmore.engines.capture import capture
+from lessmore.engines.chunk import Chunk, Work
+from lessmore.engines.multi import Multi
+from lessmore.engines.split_encoder import halves
 from lessmore.methods import Outcome, Setup
-from lessmore.shapes import SHAPES
-from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.models.shapes import SHAPES
 
 TINY = ViTShape(BlockShape(32, 12, 2, 64, "quick_gelu"), image_size=24, patch=4, embed=128)
 

@@ -24,12 +24,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import lessmore
-from lessmore.condense.registry import reducer
 from lessmore.config import Condensation, preset
-from lessmore.encoder import PLAIN, encode
-from lessmore.eval.flops import costs
-from lessmore.files import write_json
-from lessmore.vlm import VLM
+from lessmore.core.condense.registry import reducer
+from lessmore.core.costs import costs
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.models.vlm import VLM
+from lessmore.storage.files import write_json
 
 SHIFTS = ["none", "background:3", "contrast:3", "snow:3", "brightness:3", "noise:3", "blur:3", "sketch:3"]
 RESULTS = Path(__file__).parent / "results" / "condensing.json"

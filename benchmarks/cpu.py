@@ -22,9 +22,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lessmore.cli.bench import PLAIN, Contender, setup_of, tower
-from lessmore.engine import cpu
-from lessmore.eval.latency import Times, interleaved, ratio
-from lessmore.eval.provenance import environment
+from lessmore.engines import cpu
+from lessmore.lab.latency import Times, interleaved, ratio
+from lessmore.lab.provenance import environment
 from lessmore.methods import make
 
 MODELS = ("ViT-B-16", "ViT-B-16-SigLIP")

@@ -18,9 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lessmore.config import preset
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
+from lessmore.core.vit import ViT
 from lessmore.methods import Setup, make
-from lessmore.vit import ViT
 
 
 @torch.no_grad()

@@ -26,17 +26,17 @@ from typing import Any
 import torch
 
 from lessmore.assets import world
-from lessmore.encoder import PLAIN, encode
-from lessmore.eval.job import Job, prepare
-from lessmore.eval.loader import load
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec, product
-from lessmore.eval.store import Store
-from lessmore.inputs import to_pixels
-from lessmore.report.tokens import as_picture
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.lab.job import Job, prepare
+from lessmore.lab.loader import load
+from lessmore.lab.report.tokens import as_picture
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec, product
+from lessmore.lab.store import Store
+from lessmore.models.to_pixels import to_pixels
 
 CHILD = (
-    "import sys, json; from lessmore.eval.runner import run_one; from lessmore.eval.spec import RunSpec; "
+    "import sys, json; from lessmore.lab.runner import run_one; from lessmore.lab.spec import RunSpec; "
     "run_one(RunSpec(**json.loads(sys.argv[1])), sys.argv[2], quiet=True, cache=False)"
 )
 

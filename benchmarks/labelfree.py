@@ -8,7 +8,7 @@
     python benchmarks/labelfree.py measure --features NEW --part new
     python benchmarks/labelfree.py tables
 
-The rule is `lessmore.centre.observe` itself. Gains are points over matched zero-shot (same prompts, R = 1) on the same
+The rule is `lessmore.core.debias.observe` itself. Gains are points over matched zero-shot (same prompts, R = 1) on the same
 images, the mean of three orders. The interval of one stream is a paired bootstrap over its images, orders together;
 that of a mean over streams is a bootstrap over streams, too narrow where streams share images. `fix` are the streams on
 which the rule was made, `report` others, `fresh` and `new` whatever is in a folder.
@@ -54,9 +54,9 @@ from labelfree_tables import RESAMPLES, mean_of, picture, show
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lessmore import centre
-from lessmore.files import replacing
+from lessmore.core import debias
 from lessmore.methods.tda import TUNED
+from lessmore.storage.files import replacing
 
 SCHEMA = "lessmore.labelfree/1"
 ORDERS, CHANGE_ORDERS, WINDOW = 3, 24, 100
@@ -268,12 +268,12 @@ def whitening(shelves: Mapping[str, Shelf], conditions: Mapping[str, list[str]])
 def check(shelf: Shelf) -> dict[str, float]:
     """The mapped run against one stream at a time, called as the library calls it."""
     made = streams(shelf, ORDERLY, [shelf.conditions[0]], 1)
-    answers, lean = run(OURS, shelf, made).answers, centre.lean(shelf.text)
+    answers, lean = run(OURS, shelf, made).answers, debias.lean(shelf.text)
     same = 0
     for stream, found in zip(made, answers, strict=True):
-        state = centre.empty(len(shelf.text), "cpu")
+        state = debias.empty(len(shelf.text), "cpu")
         for z, answer in zip(shelf.logits[torch.tensor(stream.rows)], found, strict=True):
-            logits, state = centre.observe(state, z, lean, CAREFUL)
+            logits, state = debias.observe(state, z, lean, CAREFUL)
             same += int(logits.argmax() == answer)
     return {"answers": answers.size, "same": same}
 

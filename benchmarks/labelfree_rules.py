@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from labelfree_streams import Indices, Shelf, Stream
 from torch import Tensor
 
-from lessmore import centre, middle
 from lessmore.config import PRESETS, Adaptation, preset
+from lessmore.core import debias, token_mean
 from lessmore.methods import Setup
 from lessmore.methods import tda as library_tda
 from lessmore.methods.tda import TUNED, Cache, TDAOptions
@@ -64,13 +64,13 @@ class Run(NamedTuple):
 @torch.no_grad()
 def run(rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[State], Tensor] | None = None) -> Run:
     """Answer all streams at once, image after image."""
-    stage = Stage(shelf.text, shelf.scale, centre.lean(shelf.text), shelf.name)
+    stage = Stage(shelf.text, shelf.scale, debias.lean(shelf.text), shelf.name)
     rows, logits = torch.tensor(padded([stream.rows for stream in streams])), shelf.logits
     state = torch.utils._pytree.tree_map(lambda x: x.expand(len(rows), *x.shape).clone(), rule.start(stage))
     own: Any = partial(rule.step, stage=stage)
     step = own if rule.together else torch.vmap(own)
     answers, watched = [], []
-    with patch.dict(vars(centre), rule.constants):
+    with patch.dict(vars(debias), rule.constants):
         for at in rows.T:
             out, state = step(state, shelf.features[at], logits[at])
             answers.append(out.argmax(dim=1))
@@ -84,39 +84,39 @@ def padded(parts: Sequence[Indices]) -> Indices:
     return np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
 
 
-CAREFUL, BOLD = centre.DOUBT["careful"], centre.DOUBT["bold"]
+CAREFUL, BOLD = debias.DOUBT["careful"], debias.DOUBT["bold"]
 
 
 def _centre(stage: Stage) -> State:
-    return centre.empty(len(stage.text), "cpu")
+    return debias.empty(len(stage.text), "cpu")
 
 
 def variant(name: str, doubt: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
     """The library's rule with another doubt or other constants, or without the lengths of the texts."""
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        return centre.observe(state, z, stage.lean if lengths else torch.zeros_like(stage.lean), doubt)
+        return debias.observe(state, z, stage.lean if lengths else torch.zeros_like(stage.lean), doubt)
 
     return Rule(name, _centre, step, constants)
 
 
-def strength(state: centre.Centre) -> Tensor:
+def strength(state: debias.Centre) -> Tensor:
     """w of each stream, [B]."""
-    return state.course[:, centre.STRENGTH]
+    return state.course[:, debias.STRENGTH]
 
 
-def changes(state: centre.Centre) -> Tensor:
+def changes(state: debias.Centre) -> Tensor:
     """Changes of domain that were noticed in each stream, [B]."""
-    return state.course[:, centre.CHANGES]
+    return state.course[:, debias.CHANGES]
 
 
-def lopsided(state: centre.Centre) -> Tensor:
+def lopsided(state: debias.Centre) -> Tensor:
     """How far what is left without the mean is high rather than low, [B]."""
     rise, span = state.course[:, 3:5].T
     return rise / span.clamp_min(1e-9)
 
 
-def size(state: centre.Centre) -> Tensor:
+def size(state: debias.Centre) -> Tensor:
     """The centre's root mean square over that of the logits, [B]."""
     seen, power = state.course[:, :2].T
     return ((state.total / seen[:, None]).square().mean(dim=1) / (power / seen)).sqrt()
@@ -182,7 +182,7 @@ def _votes(state: State, f: Tensor, z: Tensor, m: Tensor | None, config: Adaptat
     cosine = _products(keys, f)
     if m is not None:
         ours, square = ((other * m).sum(dim=1)[:, None, None] for other in (f, m))
-        cosine = middle.cosine(cosine, ours, _products(keys, m), square)
+        cosine = token_mean.cosine(cosine, ours, _products(keys, m), square)
     votes = torch.where(filled, torch.exp(config.sharpness * (cosine - 1)), 0)
     return votes.sum(dim=2) / (1 if config.over == "sum" else filled.sum(dim=2).clamp_min(1))
 
@@ -199,17 +199,17 @@ def _reservoir(stage: Stage, M: int) -> State:
 
 def _observed(state: State, z: Tensor, stage: Stage, doubt: float = CAREFUL) -> tuple[Tensor, State]:
     """The library's rule on all streams."""
-    observed: tuple[Tensor, State] = torch.vmap(lambda own, z: centre.observe(own, z, stage.lean, doubt))(state, z)
+    observed: tuple[Tensor, State] = torch.vmap(lambda own, z: debias.observe(own, z, stage.lean, doubt))(state, z)
     return observed
 
 
-Weight = Callable[[centre.Centre], Tensor]
+Weight = Callable[[debias.Centre], Tensor]
 """Of each class's votes, given all that was seen, [B, C]."""
 
 
-def _trust(own: centre.Centre) -> Tensor:
+def _trust(own: debias.Centre) -> Tensor:
     """As the library has it."""
-    return centre.trust(own.tops, own.course[:, centre.TURNS])
+    return debias.trust(own.tops, own.course[:, debias.TURNS])
 
 
 EVER = torch.tensor([1e9])
@@ -229,8 +229,8 @@ def whole(name: str, base: str = "default", weight: Weight = _trust, raw: bool =
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
         own, reservoir, m, n = state
-        logits, own = _observed(own, z, stage, centre.DOUBT[config.centre])
-        m = middle.moved(m, f, n[:, None])
+        logits, own = _observed(own, z, stage, debias.DOUBT[config.centre])
+        m = token_mean.moved(m, f, n[:, None])
         votes = _votes(reservoir, f, logits, None if raw else m, sharp)
         return logits + config.lam * weight(own) * votes, (own, reservoir, m, n + 1)
 
@@ -275,14 +275,14 @@ def _by_images(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor
 def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The rule, plus the cosine to each class's mean feature without their common centre."""
     own, means, counts = state
-    logits, own = centre.observe(own, z, stage.lean, CAREFUL)
+    logits, own = debias.observe(own, z, stage.lean, CAREFUL)
     k = logits.argmax(keepdim=True)
     counts = counts + (torch.arange(len(z)) == k)
     means = means.index_add(0, k, (f - means.index_select(0, k)) / counts.gather(0, k))
     trust = counts / (counts + 3)
     middle = trust @ means / trust.sum()
     near = F.normalize(means - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
-    return logits + own.course[centre.STRENGTH] * 0.3 * stage.scale * trust * near, (own, means, counts)
+    return logits + own.course[debias.STRENGTH] * 0.3 * stage.scale * trust * near, (own, means, counts)
 
 
 def _means(stage: Stage) -> tuple[Tensor, Tensor]:
@@ -333,8 +333,8 @@ TRIED = (
     whole("default, λ halved", weight=lambda own: 0.5 * _trust(own)),
     whole("default, λ doubled", weight=lambda own: 2 * _trust(own)),
     whole("default, λ times w", weight=lambda own: strength(own)[:, None] * _trust(own)),
-    whole("default, trust by turns alone", weight=lambda own: centre.trust(EVER, own.course[:, centre.TURNS])),
-    whole("default, trust by classes alone", weight=lambda own: centre.trust(own.tops, EVER)),
+    whole("default, trust by turns alone", weight=lambda own: debias.trust(EVER, own.course[:, debias.TURNS])),
+    whole("default, trust by classes alone", weight=lambda own: debias.trust(own.tops, EVER)),
     whole("default, all entries trusted", weight=lambda own: torch.ones_like(own.tops)),
     whole("default, cosines of the paper", raw=True),
     whole("default, both as in the paper", weight=lambda own: torch.ones_like(own.tops), raw=True),

@@ -24,12 +24,12 @@ from torch import Tensor
 import lessmore
 from lessmore.assets import MODELS, shifts, world
 from lessmore.config import preset
+from lessmore.core.encoder import PLAIN, encode
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import make_stream
-from lessmore.encoder import PLAIN, encode
+from lessmore.lab.report.tokens import as_picture
+from lessmore.models.vlm import VLM
 from lessmore.prompts import class_names
-from lessmore.report.tokens import as_picture
-from lessmore.vlm import VLM
 
 CLEAN = "none"
 SHARE = 19  # one strange image for that many others: 5 %

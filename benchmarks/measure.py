@@ -35,22 +35,22 @@ from measure_gradients import online, viewed
 from measure_records import Answers, Bench, Costs, begin, image, pixels, record, setup_for
 from torch import Tensor
 
-from lessmore import encoder
 from lessmore.config import Condensation
+from lessmore.core import encoder
+from lessmore.core.encoder import PLAIN, Encoded
+from lessmore.core.vit import ViT
 from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
-from lessmore.encoder import PLAIN, Encoded
-from lessmore.engine.chunk import SIZES, Chunk
-from lessmore.eval.cache import effective
-from lessmore.eval.job import prepare
-from lessmore.eval.provenance import environment
-from lessmore.eval.spec import RunSpec
+from lessmore.engines.chunk import SIZES, Chunk
+from lessmore.lab.cache import effective
+from lessmore.lab.job import prepare
+from lessmore.lab.provenance import environment
+from lessmore.lab.spec import RunSpec
 from lessmore.methods import Setup, make
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.reproduce.plan import Shelf, Wishes, distinct, finished, plan
-from lessmore.reproduce.tables import find
-from lessmore.vit import ViT
-from lessmore.vlm import load
+from lessmore.models.load import load
+from lessmore.paper.plan import Shelf, Wishes, distinct, finished, plan
+from lessmore.paper.tables import find
 
 _IMPORTED_BEFORE_THE_FORK = (scipy.stats, torchmetrics.functional.classification)
 _KINDS = {

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
 from lessmore.methods import Method, Setup, make
 from lessmore.methods.context import embed_classes
 from lessmore.methods.sar import _DECAY, SAR

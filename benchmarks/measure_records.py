@@ -15,16 +15,16 @@ from PIL import Image
 from torch import Tensor
 
 from lessmore.cli.run import line
+from lessmore.core.encoder import Encoded
 from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
-from lessmore.encoder import Encoded
-from lessmore.eval.job import prepare
-from lessmore.eval.spec import RunSpec
-from lessmore.eval.step import Sampler, _answer_row
-from lessmore.eval.store import Store
-from lessmore.eval.summary import header, summary
+from lessmore.lab.job import prepare
+from lessmore.lab.sampler import Sampler, _answer_row
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import Store
+from lessmore.lab.summary import header, summary
 from lessmore.methods import FromEncoded, Outcome, Setup, make
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
 
 Array = NDArray[np.float32]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from lessmore import demo
 from lessmore.assets import MODELS
-from lessmore.report.summary import paired
+from lessmore.lab import demo
+from lessmore.lab.report.demo_summary import paired
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ from tqdm import tqdm
 
 import lessmore
 from lessmore.config import Preset, preset
+from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.data.images import load_image
 from lessmore.methods import Setup, make
-from lessmore.preprocess import Preprocess
-from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.models.preprocess import Preprocess
 
 TEMPLATES = {"eurosat": ["a centered satellite photo of {}."], "tiny-imagenet": ["a photo of a {}."]}
 # Written out, so that the recorded answers stay what they say whatever the presets become.

@@ -27,13 +27,13 @@ from torch import Tensor
 import lessmore
 from lessmore.assets import shifts, world
 from lessmore.config import preset
+from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
-from lessmore.encoder import encode
+from lessmore.lab.report.tokens import as_picture
+from lessmore.lab.train_prompt import Training, train_prompt
 from lessmore.methods import Setup, make
 from lessmore.methods.context import WORDS
-from lessmore.report.tokens import as_picture
-from lessmore.train_prompt import Training, train_prompt
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
 
 CLASSES, OWN, OTHER = 48, 1, 5
 TRAIN_SEED, TEST_SEED = 71_000, 72_000

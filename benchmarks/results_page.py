@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.errors import ConfigError
-from lessmore.files import replacing
-from lessmore.report.formats import escape_markdown
-from lessmore.reproduce.show import Page, page
-from lessmore.reproduce.stored import read
-from lessmore.reproduce.write import pipes
+from lessmore.lab.report.formats import escape_markdown
+from lessmore.paper.show import Page, page
+from lessmore.paper.stored import read
+from lessmore.paper.write import pipes
+from lessmore.storage.files import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGIN = (

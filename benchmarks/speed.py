@@ -24,16 +24,16 @@ from torch import Tensor
 
 import lessmore
 from lessmore.assets import MODELS
-from lessmore.condense.registry import reducer
 from lessmore.config import preset
-from lessmore.encoder import PLAIN, encode
-from lessmore.engine import build
-from lessmore.engine.capture import capture
-from lessmore.eval.latency import measure, ratio
-from lessmore.files import write_json
+from lessmore.core.condense.registry import reducer
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.core.vit import ViT
+from lessmore.engines import build
+from lessmore.engines.capture import capture
+from lessmore.lab.latency import measure, ratio
 from lessmore.methods import Method, Setup
-from lessmore.shapes import SHAPES
-from lessmore.vit import ViT
+from lessmore.models.shapes import SHAPES
+from lessmore.storage.files import write_json
 
 CONTENDERS = (
     ("plain", "zeroshot", "none", "fixed", 1.0),
@@ -128,8 +128,8 @@ def median_ms(seconds: list[float]) -> float:
 
 def graphs(args: argparse.Namespace) -> Iterator[Row]:
     """The captured steps alone, replayed without copies in and out: kernels, and what each optimisation brought."""
-    from lessmore.engine.graph import Captured, Graph
-    from lessmore.engine.kernels import linear
+    from lessmore.engines.graph import Captured, Graph
+    from lessmore.engines.kernels import linear
 
     vit = tower(args.model, args.device, args.dtype)
     for C in args.classes:
@@ -190,7 +190,7 @@ def _captured(body: Callable[[], object]) -> Callable[[], object]:
 
 def batches(args: argparse.Namespace) -> Iterator[Row]:
     """The forward pass in batches, plain and condensed, fused and through plain functions."""
-    from lessmore.engine.batched import Batched
+    from lessmore.engines.fused_encoder import Batched
 
     for model in args.batched:
         vit = tower(model, args.device, args.dtype)

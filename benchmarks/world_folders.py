@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lessmore.assets import shifts, world
-from lessmore.report.tokens import as_picture
+from lessmore.lab.report.tokens import as_picture
 
 CLASSES, CLASS_SEED, IMAGES, SEED = 24, 1, 300, 82_000
 STREAMS = (("clean", 0), ("background", 5), ("noise", 2), ("blur", 2))

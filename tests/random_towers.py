@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lessmore.preprocess import Preprocess
-from lessmore.text import TextShape, TextTower
-from lessmore.towers import Family
-from lessmore.vit import BlockShape, ViT, ViTShape
-from lessmore.vlm import VLM
+from lessmore.core.text import TextShape, TextTower
+from lessmore.core.vit import BlockShape, ViT, ViTShape
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.towers import Family
+from lessmore.models.vlm import VLM
 
 BLOCKS = BlockShape(width=16, depth=5, heads=2, mlp=24, activation="quick_gelu")
 CLASS = ViTShape(BLOCKS, image_size=24, patch=4, embed=8)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lessmore.config import Adaptation, Condensation
-from lessmore.vit import ACTIVATIONS as TORCH_ACTIVATIONS
-from lessmore.vit import ViT
+from lessmore.core.vit import ACTIVATIONS as TORCH_ACTIVATIONS
+from lessmore.core.vit import ViT
 
 Array = NDArray[np.float64]
 _erf = np.vectorize(math.erf, otypes=[np.float64])

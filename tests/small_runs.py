@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.assets import shifts, world
-from lessmore.report.tokens import as_picture
+from lessmore.lab.report.tokens import as_picture
 
 CLASSES = world.test_classes(6, seed=3)
 NAMES = world.class_names(CLASSES)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lessmore.eval.metrics import metrics
-from lessmore.eval.spec import RunSpec
-from lessmore.eval.store import Store
+from lessmore.lab.metrics import metrics
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import Store
 
 
 def write_run(output: Path, images: int, classes: int, domains: int = 2, failed: int = 1, **asked: Any) -> Path:

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lessmore import load, reservoir
+from lessmore import load
 from lessmore.assets import shifts, world
 from lessmore.config import LayerWeights, preset
-from lessmore.correction import layer_weights
-from lessmore.encoder import encode
+from lessmore.core import reservoir
+from lessmore.core.correction import layer_weights
+from lessmore.core.encoder import encode
 from lessmore.methods.zeroshot import zero_shot_logits
 
 SHIFTS = (("clean", 0), ("contrast", 3), ("snow", 2), ("brightness", 3), ("snow", 3))

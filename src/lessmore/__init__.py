@@ -3,12 +3,13 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from lessmore.adapter import Adapter, Health, Prediction, adapt
-from lessmore.condense.registry import list_reducers
 from lessmore.config import list_presets
-from lessmore.engine import list_engines
+from lessmore.core.condense.registry import list_reducers
+from lessmore.engines import list_engines
 from lessmore.methods import list_methods
-from lessmore.shapes import list_models
-from lessmore.vlm import VLM, load
+from lessmore.models.load import load
+from lessmore.models.shapes import list_models
+from lessmore.models.vlm import VLM
 
 try:
     __version__ = version("lessmore")

@@ -13,22 +13,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lessmore import statefile
-from lessmore.centre import CHANGES, STRENGTH
-from lessmore.condense.registry import reducer as make_reducer
-from lessmore.condense.registry import reducer_for
-from lessmore.condense.schedule import schedule
-from lessmore.condense.source import SourceMap, source_map
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
-from lessmore.encoder import PLAIN, encode
-from lessmore.engine import Batching, build, check_engine
+from lessmore.core.condense.registry import reducer as make_reducer
+from lessmore.core.condense.registry import reducer_for
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.condense.source import SourceMap, source_map
+from lessmore.core.debias import CHANGES, STRENGTH
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.engines import Batching, build, check_engine
 from lessmore.errors import ImageError, NonFiniteError
-from lessmore.inputs import Image, to_pixels, to_views
-from lessmore.methods import Centring, FromViews, Method, Outcome, Setup, method_options, split_options
+from lessmore.methods import Debiasing, FromViews, Method, Outcome, Setup, method_options, split_options
 from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.models.load import load
+from lessmore.models.to_pixels import Image, to_pixels, to_views
+from lessmore.models.vlm import VLM
 from lessmore.prompts import Templates, class_names, prompts, template_texts
-from lessmore.vlm import VLM, load
+from lessmore.storage import statefile
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Adapter:
         health, used = replace(self._health), self._method.slots()
         if used is not None:
             health.fill, health.empty_classes = float(used.float().mean()), int((~used.any(dim=1)).sum())
-        course = self._method.course() if isinstance(self._method, Centring) else None
+        course = self._method.course() if isinstance(self._method, Debiasing) else None
         if course is not None:
             health.strength, health.domain_changes = float(course[STRENGTH]), int(course[CHANGES])
         return health

@@ -28,7 +28,7 @@ Over = Literal["mean", "sum"]
 Domain = Literal["logits", "probabilities"]
 LayerWeights = Literal["linspace", "index"]
 Order = Literal["predict_first", "update_first"]
-Centring = Literal["off", "careful", "bold"]
+Debiasing = Literal["off", "careful", "bold"]
 
 _COUNTS: dict[Rule, tuple[Counts, ...]] = {
     "coreset": ("table", "rate", "exact", "keep"),
@@ -156,7 +156,7 @@ class Adaptation:
     """Let the sample into the reservoir and then correct its answer, or the other way round."""
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
-    centre: Centring = "off"
+    centre: Debiasing = "off"
     """Take off what all images of the stream have in common: off the logits, before anything else is done with them,
     and off the tokens before their cosines in the correction, which then counts by what was seen of stream and class.
     `careful` leaves the logits alone where the stream may be one of few classes; `bold` is for streams known to show

@@ -16,14 +16,14 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 import lessmore
-from lessmore import files
 from lessmore.cli import main
 from lessmore.errors import StateError
-from lessmore.eval import store
-from lessmore.eval.job import prepare
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec
-from lessmore.eval.store import Store
+from lessmore.lab import store
+from lessmore.lab.job import prepare
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import Store
+from lessmore.storage import files
 from tests.small_runs import draw_folder, only_run, results
 
 IMAGES = 3

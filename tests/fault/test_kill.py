@@ -18,10 +18,10 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 from lessmore.cli import main
-from lessmore.eval.job import prepare
-from lessmore.eval.loader import LoaderError, load
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec
+from lessmore.lab.job import prepare
+from lessmore.lab.loader import LoaderError, load
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec
 from tests.small_runs import draw_folder, only_run, results
 
 IMAGES = 60
@@ -30,8 +30,8 @@ KILLS = 50 if os.environ.get("LESSMORE_SOAK") else 3
 # With as many checkpoints as half of the time allows, most kills find one.
 SCRIPT = """
 import sys
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec
 run_one(RunSpec("tiny", sys.argv[1], device="cpu"), sys.argv[2], quiet=True, cache=False, checkpoints=0.5)
 """
 

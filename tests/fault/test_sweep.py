@@ -22,13 +22,13 @@ from PIL import Image
 from lessmore.assets import world
 from lessmore.cli import main
 from lessmore.errors import ConfigError
-from lessmore.eval import sweep_local
-from lessmore.eval.job import prepare
-from lessmore.eval.spec import RunSpec
-from lessmore.eval.store import Store
-from lessmore.eval.sweep import Worker, expand, read_grid
-from lessmore.eval.sweep_local import run_locally
-from lessmore.eval.sweep_ray import run_on_ray
+from lessmore.lab import sweep_local
+from lessmore.lab.job import prepare
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import Store
+from lessmore.lab.sweep import Worker, expand, read_grid
+from lessmore.lab.sweep_local import run_locally
+from lessmore.lab.sweep_ray import run_on_ray
 
 IMAGES = 200
 on_linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds processes by /proc, which is not here")

@@ -7,16 +7,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lessmore.condense.ats import LEAST, chosen, hit
-from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import schedule
-from lessmore.condense.source import GONE, KEPT, PRUNED, source_map
 from lessmore.config import Condensation
-from lessmore.encoder import encode
+from lessmore.core.condense.ats import LEAST, chosen, hit
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.condense.source import GONE, KEPT, PRUNED, source_map
+from lessmore.core.costs import costs, taken
+from lessmore.core.encoder import encode
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import costs, taken
-from lessmore.shapes import SHAPES as REAL
-from lessmore.vit import ViT
+from lessmore.models.shapes import SHAPES as REAL
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
 from tests.reference import Tower
 

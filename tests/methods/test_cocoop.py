@@ -11,15 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lessmore
 from lessmore.config import preset
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
+from lessmore.core.text import TextShape, TextTower
+from lessmore.core.vit import BlockShape, ViT, ViTShape
+from lessmore.lab.train_prompt import Training, train_prompt
 from lessmore.methods import Setup, make
 from lessmore.methods.cocoop import CoCoOp, conditioned, new_network
 from lessmore.methods.context import embed_classes, frame, write_context
-from lessmore.preprocess import Preprocess
-from lessmore.text import TextShape, TextTower
-from lessmore.train_prompt import Training, train_prompt
-from lessmore.vit import BlockShape, ViT, ViTShape
-from lessmore.vlm import VLM
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.vlm import VLM
 from tests.methods.test_coop import drawn, given, stopper
 
 

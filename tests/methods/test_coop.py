@@ -21,14 +21,14 @@ import lessmore
 from lessmore.assets import shifts, world
 from lessmore.cli import main
 from lessmore.config import preset
+from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
-from lessmore.encoder import encode
 from lessmore.errors import ConfigError
+from lessmore.lab.report.tokens import as_picture
+from lessmore.lab.train_prompt import Course, Training, begin, few_shots, rate, train_prompt
 from lessmore.methods import FromEncoded, Setup, make
 from lessmore.methods.context import embed_classes, frame
 from lessmore.methods.coop import CoOp
-from lessmore.report.tokens import as_picture
-from lessmore.train_prompt import Course, Training, begin, few_shots, rate, train_prompt
 
 COMBINATIONS = world.test_classes(8, 2)
 

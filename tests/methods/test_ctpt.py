@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.methods import make
 from lessmore.methods.ctpt import CTPT, CTPTOptions, dispersion

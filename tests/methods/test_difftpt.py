@@ -14,8 +14,8 @@ import lessmore
 from lessmore.adapter import Adapter
 from lessmore.assets import world
 from lessmore.errors import ConfigError, ImageError
+from lessmore.lab.report.tokens import as_picture
 from lessmore.methods.difftpt import DiffTPT, DiffTPTOptions, image_key, similar
-from lessmore.report.tokens import as_picture
 
 CLASSES = world.test_classes(6, 3)
 

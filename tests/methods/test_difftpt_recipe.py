@@ -11,7 +11,7 @@ import torch
 
 from lessmore.assets import world
 from lessmore.cli import main
-from lessmore.report.tokens import as_picture
+from lessmore.lab.report.tokens import as_picture
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 PAGE = Path(__file__).parents[2] / "docs/methods/diff-tpt.md"

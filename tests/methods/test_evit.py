@@ -9,13 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lessmore.condense.registry import reducer
-from lessmore.condense.source import source_map
 from lessmore.config import LATE, Condensation, preset
-from lessmore.encoder import encode
-from lessmore.eval.flops import costs
-from lessmore.shapes import SHAPES as REAL
-from lessmore.vit import ViT, ViTShape
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.source import source_map
+from lessmore.core.costs import costs
+from lessmore.core.encoder import encode
+from lessmore.core.vit import ViT, ViTShape
+from lessmore.models.shapes import SHAPES as REAL
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
 from tests.reference import Tower
 

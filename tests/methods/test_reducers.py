@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import lessmore
 from lessmore import list_reducers
 from lessmore.assets import world
-from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import schedule
-from lessmore.condense.source import GONE, MERGED, source_map
 from lessmore.config import Condensation
-from lessmore.encoder import encode
-from lessmore.eval.flops import costs, taken
-from lessmore.report import tokens as pictures
-from lessmore.vit import BlockShape, ViTShape
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.condense.source import GONE, MERGED, source_map
+from lessmore.core.costs import costs, taken
+from lessmore.core.encoder import encode
+from lessmore.core.vit import BlockShape, ViTShape
+from lessmore.lab.report import tokens as pictures
 from tests.random_towers import SHAPES, make_images, make_vit
 
 LAYERS = (1, 2, 3)

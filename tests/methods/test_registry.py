@@ -22,17 +22,17 @@ import lessmore
 from lessmore import Adapter, adapt, list_methods, list_reducers
 from lessmore.assets import MODELS, shifts, world
 from lessmore.config import preset
+from lessmore.core.text import TextTower
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
+from lessmore.lab.report.tokens import as_picture
 from lessmore.methods import FromEncoded, FromViews, Setup, make
 from lessmore.methods.cocoop import new_network
 from lessmore.methods.context import frame, write_context
 from lessmore.methods.difftpt import image_key
 from lessmore.methods.registry import find, method_options, split_options
-from lessmore.report.tokens import as_picture
-from lessmore.shapes import SHAPES
-from lessmore.text import TextTower
-from lessmore.vit import ViT
-from lessmore.vlm import VLM
+from lessmore.models.shapes import SHAPES
+from lessmore.models.vlm import VLM
 from tests.random_towers import CLASS, MAP, make_vlm
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

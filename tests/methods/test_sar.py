@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods import make
 from lessmore.methods.sar import SAR, SAROptions
-from lessmore.vit import ViT
 from tests.methods.test_tent import CLASSES, SCALE, b16, small_setup
 from tests.random_towers import make_images
 

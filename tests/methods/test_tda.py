@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lessmore.config import preset
-from lessmore.encoder import Encoded
+from lessmore.core.encoder import Encoded
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup, make
 from lessmore.methods.tda import TDA, TUNED

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from lessmore.assets.words import Words
-from lessmore.condense.registry import list_reducers, reducer
 from lessmore.config import Preset, preset
-from lessmore.encoder import encode
+from lessmore.core.condense.registry import list_reducers, reducer
+from lessmore.core.encoder import encode
+from lessmore.core.text import TextTower
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup, make
 from lessmore.methods.tent import Tent, TentOptions, norm_affines
-from lessmore.preprocess import Preprocess
-from lessmore.shapes import SHAPES as REAL
-from lessmore.text import TextTower
-from lessmore.vit import ViT
-from lessmore.vlm import VLM
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.shapes import SHAPES as REAL
+from lessmore.models.vlm import VLM
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 
 SCALE, CLASSES = 6.0, 5

@@ -9,17 +9,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lessmore.condense.coreset import take
-from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import schedule, stage
-from lessmore.condense.source import source_map
-from lessmore.condense.tome import match, merge, merge_pairs, targets
 from lessmore.config import Condensation
-from lessmore.encoder import encode
+from lessmore.core.condense.coreset import take
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.schedule import schedule, stage
+from lessmore.core.condense.source import source_map
+from lessmore.core.condense.tome import match, merge, merge_pairs, targets
+from lessmore.core.costs import costs
+from lessmore.core.encoder import encode
+from lessmore.core.vit import ViT, ViTShape
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import costs
-from lessmore.shapes import SHAPES as REAL
-from lessmore.vit import ViT, ViTShape
+from lessmore.models.shapes import SHAPES as REAL
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
 from tests.reference import Tower, cosine
 

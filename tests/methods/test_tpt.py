@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import lessmore
 from lessmore.assets import world
 from lessmore.config import preset
-from lessmore.encoder import encode
+from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError, ModelError
+from lessmore.lab.report.tokens import as_picture
 from lessmore.methods import Setup, make
 from lessmore.methods import context as contexts
 from lessmore.methods.context import embed_classes, frame
 from lessmore.methods.tpt import TPT, TPTOptions, confident, marginal_entropy
-from lessmore.report.tokens import as_picture
 from tests.methods.test_tent import b16
 from tests.random_towers import MAP, make_images, make_vlm
 

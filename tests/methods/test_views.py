@@ -11,9 +11,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from lessmore.augmix import OPERATIONS, mix
 from lessmore.errors import ConfigError
-from lessmore.views import ViewOptions, make_views, random_crop
+from lessmore.methods.augmix import OPERATIONS, mix
+from lessmore.methods.views import ViewOptions, make_views, random_crop
 from tests.random_towers import make_vlm
 
 MakePicture = Callable[..., Image.Image]

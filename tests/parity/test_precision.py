@@ -9,7 +9,7 @@ from torch import Tensor
 
 import lessmore
 from lessmore.assets import MODELS, shifts, world
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
 
 CLASSES = world.test_classes(48)
 NAMES = world.class_names(CLASSES)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lessmore.errors import ConfigError, ImageError
-from lessmore.preprocess import Preprocess
+from lessmore.models.preprocess import Preprocess
 
 SIZES = [
     (224, 224),

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.data.images import load_image
-from lessmore.vlm import VLM, load
+from lessmore.models.load import load
+from lessmore.models.vlm import VLM
 
 pytest.importorskip("transformers")
 

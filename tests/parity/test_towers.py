@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessmore.errors import ModelError
-from lessmore.towers import Towers, import_model
+from lessmore.models.towers import Towers, import_model
 
 pytest.importorskip("open_clip")
 pytest.importorskip("transformers")

@@ -11,15 +11,15 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from lessmore import reservoir
-from lessmore.condense.source import KEPT, MERGED, PRUNED, fate_of
-from lessmore.condense.source import Step as CondensingStep
 from lessmore.config import Adaptation, Condensation, Preset
-from lessmore.correction import layer_weights
+from lessmore.core import reservoir
+from lessmore.core.condense.source import KEPT, MERGED, PRUNED, fate_of
+from lessmore.core.condense.source import Step as CondensingStep
+from lessmore.core.correction import layer_weights
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup
 from lessmore.methods.tca import step
-from lessmore.vit import ViT
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 from tests.reference import Condensed, Reference
 

@@ -19,15 +19,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessmore.condense.schedule import schedule
 from lessmore.config import Adaptation, Condensation, Preset, preset
-from lessmore.engine import cpu
-from lessmore.engine.chunk import Chunk
-from lessmore.engine.multi import Multi
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.vit import ViT
+from lessmore.engines import cpu
+from lessmore.engines.chunk import Chunk
+from lessmore.engines.multi import Multi
 from lessmore.errors import ConfigError
 from lessmore.methods import Method, Outcome, Setup
 from lessmore.methods.tca import TCA
-from lessmore.vit import ViT
 from tests.property.test_against_reference import adaptations, condensations
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 

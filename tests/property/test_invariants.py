@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore import reservoir
-from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import schedule
-from lessmore.condense.source import GONE, KEPT, MERGED, PRUNED, source_map
 from lessmore.config import Adaptation, Condensation, Preset, preset
-from lessmore.encoder import encode
+from lessmore.core import reservoir
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, source_map
+from lessmore.core.encoder import encode
+from lessmore.core.scoring import Anchors
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
-from lessmore.scoring import Anchors
 from tests.random_towers import CLASS, MAP, SHAPES, make_images, make_text, make_vit
 
 LAYERS = (1, 2, 3)

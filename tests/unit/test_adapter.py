@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from lessmore import Adapter, Prediction, adapt
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
 from tests.random_towers import MAP, make_images, make_vlm
 
 CLASSES = ["red_star", "blue square", "cat", "dog"]
@@ -326,7 +326,7 @@ def test_a_sample_that_overflows_is_answered_by_the_plain_model_and_not_stored(
         adapter(image)
     before = adapter._method.state()
     with monkeypatch.context() as patch:
-        patch.setattr("lessmore.condense.coreset.fuse", lambda x, attention: x[:, :1] * float("nan"))
+        patch.setattr("lessmore.core.condense.coreset.fuse", lambda x, attention: x[:, :1] * float("nan"))
         answer = adapter(stream[5])
     assert answer.refused
     torch.testing.assert_close(answer.scores, plain(stream[5]).scores)

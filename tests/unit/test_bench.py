@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lessmore.cli import bench, main
-from lessmore.eval.latency import Ratio, interleaved, measure, percentile, ratio
-from lessmore.eval.memory import peak_memory
+from lessmore.lab.latency import Ratio, interleaved, measure, percentile, ratio
+from lessmore.lab.memory import peak_memory
 
 
 def test_contenders_take_turns_in_changing_order() -> None:

@@ -10,9 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore import centre
-from lessmore.centre import CHANGES, DOUBT, MEMORY, OFTEN, RECENT, STRENGTH, TURNS, Centre, empty, lean, observe, trust
 from lessmore.config import preset
+from lessmore.core import debias
+from lessmore.core.debias import (
+    CHANGES,
+    DOUBT,
+    MEMORY,
+    OFTEN,
+    RECENT,
+    STRENGTH,
+    TURNS,
+    Centre,
+    empty,
+    lean,
+    observe,
+    trust,
+)
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
 from tests.random_towers import make_images, make_text, make_vit
@@ -162,7 +175,7 @@ def test_a_new_domain_is_noticed_and_the_mean_starts_again(
     apart = (second - second.mean()) - (first - first.mean())
     assert ((means - (second - second.mean())).norm(dim=1) < 0.3 * apart.norm()).all()
     new = torch.stack(labels)[:, 300:]
-    monkeypatch.setattr(centre, "ALARM", float("inf"))
+    monkeypatch.setattr(debias, "ALARM", float("inf"))
     blind, ignored, _ = side_by_side(logits)
     assert not ignored[..., CHANGES].any()
     assert accuracy(answers[:, 300:], new) > accuracy(blind[:, 300:], new) + 0.01
@@ -204,7 +217,7 @@ def test_a_frequent_class_keeps_its_answers(size: float, noise: float, monkeypat
     logits = [stream(y, offset, seed, noise) for seed, y in enumerate(labels)]
     truth, frequent = torch.stack(labels), torch.stack(labels) == 3
     lifted = side_by_side(logits)[0]
-    monkeypatch.setattr(centre, "LIFT", 0.0)
+    monkeypatch.setattr(debias, "LIFT", 0.0)
     plain, zero_shot = side_by_side(logits)[0], torch.stack(logits)
     assert accuracy(lifted[frequent], truth[frequent]) > accuracy(plain[frequent], truth[frequent]) + 0.003
     assert accuracy(lifted, truth) > accuracy(plain, truth)

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.config import Preset, preset
-from lessmore.encoder import Begun, Encoded, begin, encode, resume
-from lessmore.engine.batch import fitting, padded
-from lessmore.engine.capture import rerun
-from lessmore.engine.chunk import LEAST, Chunk
-from lessmore.engine.moments import history
-from lessmore.engine.walk import Newcomers, Shelf, evict, walk
+from lessmore.core.encoder import Encoded, PrefixState, begin, encode, resume
+from lessmore.core.reservoir import eviction_scores
+from lessmore.core.scoring import Guide
+from lessmore.engines.admission import Arrivals, Shelf, evict, walk
+from lessmore.engines.batching import fitting, padded
+from lessmore.engines.capture import rerun
+from lessmore.engines.chunk import LEAST, Chunk
+from lessmore.engines.chunk_replay import history
 from lessmore.methods import Setup
 from lessmore.methods.tca import TCA
-from lessmore.reservoir import eviction_scores
-from lessmore.scoring import Guide
 from tests.random_towers import CLASS, make_images, make_text, make_vit
 
 
@@ -76,13 +76,13 @@ def test_on_ties_the_newcomer_goes() -> None:
 
 def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
     shelves = [Shelf(), Shelf()]
-    images = Newcomers([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
+    images = Arrivals([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
     stored, all_ready = walk(shelves, 2, "fifo", 0, images)
     assert [(s.image, s.label, s.slot) for s in stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
     assert stored[-1].origins == (2 + 5, 2 + 4)
     assert all_ready == 5
     assert [shelf.ids for shelf in shelves] == [[0, 2], [5, 4]]
-    assert walk(shelves, 2, "fifo", 6, Newcomers([], [], [], None)).all_ready == 0
+    assert walk(shelves, 2, "fifo", 6, Arrivals([], [], [], None)).all_ready == 0
 
 
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
@@ -132,13 +132,13 @@ def test_the_blocks_before_the_first_condensing_one_run_once() -> None:
     vit, config = made.vision, made.preset.condensation
     seen = {"begun": 0, "resumed": 0}
 
-    def prefix(pixels: Tensor) -> Begun:
+    def prefix(pixels: Tensor) -> PrefixState:
         seen["begun"] += len(pixels)
         begun = begin(vit, pixels, config)
         assert len(begun.summaries) == 2
         return begun
 
-    def rest(begun: Begun, anchors: Guide | None) -> Encoded:
+    def rest(begun: PrefixState, anchors: Guide | None) -> Encoded:
         seen["resumed"] += len(begun.x)
         return resume(vit, begun, config, anchors)
 

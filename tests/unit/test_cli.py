@@ -21,7 +21,7 @@ import lessmore
 from lessmore import adapter as adapter_module
 from lessmore.assets import MODELS, world
 from lessmore.cli import COMMANDS, _parser, classify, main, rows
-from lessmore.report.tokens import as_picture
+from lessmore.lab.report.tokens import as_picture
 
 MODEL = "tiny"
 NAMES = world.class_names(world.test_classes(8))

@@ -12,17 +12,17 @@ from torch import nn
 
 import lessmore
 from lessmore.assets import world
-from lessmore.condense.registry import reducer
 from lessmore.config import preset
-from lessmore.encoder import PLAIN, encode
-from lessmore.engine import cores, cpu
+from lessmore.core.condense.registry import reducer
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
+from lessmore.engines import cores, cpu
 from lessmore.errors import ConfigError
-from lessmore.inputs import to_pixels
+from lessmore.lab.report.tokens import as_picture
 from lessmore.methods import Facts, Setup, make, register
 from lessmore.methods.tca import TCA
 from lessmore.methods.zeroshot import ZeroShot
-from lessmore.report.tokens import as_picture
-from lessmore.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
+from lessmore.models.to_pixels import to_pixels
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 
 packs = pytest.mark.skipif(not cpu.can_pack(torch.float32), reason="torch was built without oneDNN")

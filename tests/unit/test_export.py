@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 import lessmore
-from lessmore import export
 from lessmore.adapter import Adapter
 from lessmore.assets import world
 from lessmore.cli import main
+from lessmore.engines import export
 from lessmore.errors import ConfigError, StateError
-from lessmore.inputs import to_pixels
+from lessmore.lab.report.tokens import as_picture
 from lessmore.methods.tca import TCA
-from lessmore.report.tokens import as_picture
+from lessmore.models.to_pixels import to_pixels
 
 CLASSES = world.test_classes(8)
 NAMES = world.class_names(CLASSES)

@@ -21,19 +21,20 @@ pytest.importorskip("matplotlib")
 
 from scipy.stats import spearmanr
 
-from lessmore.condense.source import KEPT, source_map
 from lessmore.config import preset
-from lessmore.encoder import PLAIN, encode, pass_block
+from lessmore.core.condense.source import KEPT, source_map
+from lessmore.core.encoder import PLAIN, encode, pass_block
+from lessmore.core.reservoir import ready_anchors
 from lessmore.errors import ConfigError
-from lessmore.eval.job import prepare
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec
-from lessmore.figures import FIGURES, RUN_PLOTS, Request, anchors, heads, ood, plots, save, save_run_plots, theory
-from lessmore.figures.leave_one_out import Effect, correlation, cosines_without
-from lessmore.figures.request import Sample, at_ratio, online, plain, samples
-from lessmore.figures.walk import token_features, walk
-from lessmore.reservoir import ready_anchors
-from lessmore.vlm import VLM, load
+from lessmore.lab.job import prepare
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec
+from lessmore.models.load import load
+from lessmore.models.vlm import VLM
+from lessmore.paper.figures import FIGURES, RUN_PLOTS, Request, anchors, heads, ood, plots, save, save_run_plots, theory
+from lessmore.paper.figures.leave_one_out import Effect, correlation, cosines_without
+from lessmore.paper.figures.request import Sample, at_ratio, online, plain, samples
+from lessmore.paper.figures.trace import token_features, walk
 from tests.small_runs import draw_folder
 
 MODELS = ("tiny", "tiny-siglip")

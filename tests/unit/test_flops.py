@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lessmore import adapt, list_methods, list_reducers, load
 from lessmore.cli import main
-from lessmore.condense.registry import reducer
 from lessmore.config import Condensation, Preset, preset
-from lessmore.eval.flops import costs
+from lessmore.core.condense.registry import reducer
+from lessmore.core.costs import costs
+from lessmore.core.text import TextTower
+from lessmore.core.vit import BlockShape, ViTShape
 from lessmore.methods import Setup, make
-from lessmore.shapes import SHAPES
-from lessmore.text import TextTower
-from lessmore.vit import BlockShape, ViTShape
+from lessmore.models.shapes import SHAPES
 from tests.methods.test_registry import small_options
 from tests.random_towers import make_text, make_vit
 

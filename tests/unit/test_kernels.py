@@ -10,31 +10,15 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from lessmore import centre
-from lessmore.condense.coreset import condense as plain_condense
-from lessmore.condense.schedule import stage
 from lessmore.config import Condensation, preset
-from lessmore.correction import affinities as plain_affinities
-from lessmore.correction import layer_weights
-from lessmore.encoder import Encoded, encode
-from lessmore.engine import graph
-from lessmore.engine.batched import Batched
-from lessmore.engine.centred import Centred, follow_all, observe_all
-from lessmore.engine.graph import Fused
-from lessmore.engine.kernels.attention import attention
-from lessmore.engine.kernels.attention import scores as scores_alone
-from lessmore.engine.kernels.centre import scan
-from lessmore.engine.kernels.condense import MANY, condense
-from lessmore.engine.kernels.guide import look_up
-from lessmore.engine.kernels.linear import linear, pack, parts
-from lessmore.engine.kernels.memory import Search, affinities, nearest, own_sums
-from lessmore.engine.kernels.middle import follow
-from lessmore.engine.kernels.rows import activation, add_norm, embed, logits, unfold
-from lessmore.engine.kernels.walk import walk
-from lessmore.engine.moments import decide_on_host, figures, store_
-from lessmore.methods import Setup, make
-from lessmore.reservoir import empty, ready_anchors
-from lessmore.scoring import (
+from lessmore.core import debias
+from lessmore.core.condense.coreset import condense as plain_condense
+from lessmore.core.condense.schedule import stage
+from lessmore.core.correction import affinities as plain_affinities
+from lessmore.core.correction import layer_weights
+from lessmore.core.encoder import Encoded, encode
+from lessmore.core.reservoir import empty, ready_anchors
+from lessmore.core.scoring import (
     Anchors,
     Candidates,
     anchor_cosines,
@@ -45,7 +29,23 @@ from lessmore.scoring import (
     rank_sum,
     token_order,
 )
-from lessmore.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
+from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
+from lessmore.engines import graph
+from lessmore.engines.chunk_debias import Centred, follow_all, observe_all
+from lessmore.engines.chunk_replay import admit_on_host, figures, store_
+from lessmore.engines.fused_encoder import Batched
+from lessmore.engines.graph import Fused
+from lessmore.engines.kernels.admission import walk
+from lessmore.engines.kernels.attention import attention
+from lessmore.engines.kernels.attention import scores as scores_alone
+from lessmore.engines.kernels.condense import MANY, condense
+from lessmore.engines.kernels.debias import scan
+from lessmore.engines.kernels.elementwise import activation, add_norm, embed, logits, unfold
+from lessmore.engines.kernels.linear import linear, pack, parts
+from lessmore.engines.kernels.nearest_anchor import look_up
+from lessmore.engines.kernels.reservoir import Search, affinities, nearest, own_sums
+from lessmore.engines.kernels.token_mean import follow
+from lessmore.methods import Setup, make
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = ViTShape(BlockShape(32, 3, 2, 64, "quick_gelu", layer_scale=True), image_size=20, patch=4, embed=16)
@@ -355,7 +355,7 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
         scores[:, 3] -= 3  # rarely predicted, so that not all classes have two at once
         encoded, count = Encoded(features, tokens, []), torch.tensor(images, device=DEVICE)
         found = figures(state, encoded, scores, keys, count, config)
-        expected = decide_on_host(state, found, config)
+        expected = admit_on_host(state, found, config)
         slot, counts, held, ready = walk(state, config.strategy, *found)
         assert torch.equal(slot, expected.slot) and torch.equal(counts, expected.counts)
         assert torch.equal(held, expected.held)
@@ -370,9 +370,9 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
 def test_a_centre(name: str, C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
     """Chunk after chunk, one of them filled up, some with an image that is not finite; the last in place."""
     state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset(name).adaptation
-    doubt = centre.DOUBT[config.centre]
+    doubt = debias.DOUBT[config.centre]
     text = F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
-    shift, lean, tolerance = normal(random, 8).to(dtype), centre.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
+    shift, lean, tolerance = normal(random, 8).to(dtype), debias.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
     for images, bad in ((P, 0.0), (max(P - 3, 1), 0.0), (P, torch.nan), (P, torch.inf), (P, 0.0)):
         logits = 30 * F.normalize(normal(random, P, 8).to(dtype) + shift, dim=-1) @ text.T
         logits[P // 2, 0] += bad
@@ -397,7 +397,7 @@ def test_a_centre_that_starts_again(dtype: torch.dtype, random: torch.Generator)
     """Past the limit of what is remembered, with a frequent class, a change of domain, and gaps; in place."""
     C, P, config = 12, 30, preset("labelfree").adaptation
     state, text = empty(C, 1, 1, 4, 8, dtype, DEVICE), F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
-    offsets, lean = 2.5 * normal(random, 2, C), centre.lean(text)
+    offsets, lean = 2.5 * normal(random, 2, C), debias.lean(text)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-3
     ours, full = (state.centre.clone(), state.course.clone()), False
     for k in range(9):
@@ -407,14 +407,14 @@ def test_a_centre_that_starts_again(dtype: torch.dtype, random: torch.Generator)
         logits, count = logits.to(dtype), torch.tensor(P - k % 3, device=DEVICE)
         expected = observe_all(state, logits, count, lean, config)
         answers, trust = torch.empty_like(logits), torch.empty_like(logits)
-        scan(logits, lean, count, ours, answers, *ours, trust, centre.DOUBT[config.centre])
+        scan(logits, lean, count, ours, answers, *ours, trust, debias.DOUBT[config.centre])
         for found, wanted in zip((answers, *ours, trust), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert torch.equal(answers[int(count) :], logits[int(count) :])
         assert k >= 7 or int(ours[1][6]) == 0
         state = state._replace(centre=expected.centre, course=expected.course)
-        full |= float(ours[1][2]) > 0.999 * centre.MEMORY
-        lifted = float(ours[0][2].max() / ours[0][2].sum()) > centre.OFTEN / C
+        full |= float(ours[1][2]) > 0.999 * debias.MEMORY
+        lifted = float(ours[0][2].max() / ours[0][2].sum()) > debias.OFTEN / C
     assert full and lifted and int(ours[1][6]) >= 1
 
 

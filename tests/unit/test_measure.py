@@ -19,7 +19,7 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 from lessmore.cli import main
-from lessmore.eval.store import read_rows
+from lessmore.lab.store import read_rows
 from lessmore.methods import make
 from lessmore.methods.sar import SAR
 from tests.methods.test_tent import small_setup

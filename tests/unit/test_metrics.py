@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from lessmore.eval.metrics import accuracies, calibration_error, mcnemar, metrics, over_time
+from lessmore.lab.metrics import accuracies, calibration_error, mcnemar, metrics, over_time
 
 
 def hits(n: int, seed: int, share: float) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.correction import affinities
-from lessmore.middle import PAST, PRIOR, SHARE, moved
+from lessmore.core.correction import affinities
+from lessmore.core.token_mean import PAST, PRIOR, SHARE, moved
 
 
 def normal(seed: int, *shape: int) -> Tensor:

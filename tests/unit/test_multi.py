@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lessmore.config import preset
-from lessmore.engine.multi import Multi
+from lessmore.engines.multi import Multi
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup
 from lessmore.methods.tca import TCA

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from lessmore import prompts
 from lessmore.errors import ConfigError
-from lessmore.preprocess import Preprocess
-from lessmore.vlm import VLM, load
+from lessmore.models.load import load
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.vlm import VLM
 
 
 @pytest.fixture(scope="module")

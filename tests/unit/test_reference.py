@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lessmore.config import Adaptation, Condensation
-from lessmore.vit import BlockShape, ViT, ViTShape
+from lessmore.core.vit import BlockShape, ViT, ViTShape
 from tests.reference import (
     Cluster,
     Condensed,

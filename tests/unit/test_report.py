@@ -19,16 +19,16 @@ pytest.importorskip("jinja2")
 
 import lessmore
 from lessmore.cli import main
-from lessmore.condense.source import GONE, KEPT, MERGED, PRUNED
+from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED
 from lessmore.errors import ImageError
-from lessmore.eval.job import prepare
-from lessmore.eval.runner import run_one
-from lessmore.eval.spec import RunSpec
-from lessmore.report import browser, charts, detail
-from lessmore.report.album import ENTRIES, Album, Library, choose, look
-from lessmore.report.html import render
-from lessmore.report.overview import overview
-from lessmore.report.runs import Finished, find
+from lessmore.lab.job import prepare
+from lessmore.lab.report import browser, charts, detail
+from lessmore.lab.report.album import ENTRIES, Album, Library, choose, look
+from lessmore.lab.report.html import render
+from lessmore.lab.report.overview import overview
+from lessmore.lab.report.runs import Finished, find
+from lessmore.lab.runner import run_one
+from lessmore.lab.spec import RunSpec
 from tests.small_runs import draw_folder
 from tests.synthetic_runs import write_run
 

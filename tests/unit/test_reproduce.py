@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lessmore.condense.registry import list_reducers
 from lessmore.config import PRESETS, Adaptation, Condensation
+from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import expand
 from lessmore.errors import ConfigError
-from lessmore.eval.spec import RunSpec
+from lessmore.lab.spec import RunSpec
 from lessmore.methods import list_methods
-from lessmore.reproduce.measured import Cell, estimates, grouped, resampled
-from lessmore.reproduce.paper import PaperTable, paper
-from lessmore.reproduce.plan import Shelf, Wishes, check_rows, distinct, identity, plan
-from lessmore.reproduce.tables import OWN, TABLES, Row, find
+from lessmore.paper.measured import Cell, estimates, grouped, resampled
+from lessmore.paper.plan import Shelf, Wishes, check_rows, distinct, identity, plan
+from lessmore.paper.printed import PaperTable, paper
+from lessmore.paper.tables import OWN, TABLES, Row, find
 from tests.small_runs import draw_folder
 
 NAMED = (

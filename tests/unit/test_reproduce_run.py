@@ -20,10 +20,10 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 from lessmore.cli import main
-from lessmore.eval.store import read_rows
-from lessmore.reproduce.stored import read
-from lessmore.reproduce.tables import TABLES
-from lessmore.reproduce.write import FORMATS, to_json
+from lessmore.lab.store import read_rows
+from lessmore.paper.stored import read
+from lessmore.paper.tables import TABLES
+from lessmore.paper.write import FORMATS, to_json
 from tests.small_runs import NAMES, draw_folder
 
 IMAGES = 8

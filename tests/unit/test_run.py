@@ -21,15 +21,15 @@ pytest.importorskip("scipy")
 
 import lessmore
 from lessmore.cli import main
+from lessmore.core.encoder import Encoded, encode
 from lessmore.data.registry import open_dataset
-from lessmore.encoder import Encoded, encode
 from lessmore.errors import ConfigError, ImageError, ModelError
-from lessmore.eval.cache import Entry, Shards
-from lessmore.eval.job import prepare
-from lessmore.eval.loader import load
-from lessmore.eval.runner import Pace, run_one
-from lessmore.eval.spec import RunSpec, product
-from lessmore.eval.store import read_rows
+from lessmore.lab.cache import Entry, Shards
+from lessmore.lab.job import prepare
+from lessmore.lab.loader import load
+from lessmore.lab.runner import Pace, run_one
+from lessmore.lab.spec import RunSpec, product
+from lessmore.lab.store import read_rows
 from lessmore.methods import Outcome, registry
 from lessmore.methods.zeroshot import ZeroShot
 from tests.small_runs import draw_folder, only_run, results
@@ -291,7 +291,7 @@ def test_workers_bring_the_same_images_in_the_same_order(spec: RunSpec, damaged:
 
 def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("lessmore.eval.runner.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lessmore.lab.runner.time.perf_counter", lambda: now[0])
     pace, count = Pace(0.02), 0
     for sample in range(20_000):
         now[0] += 0.05

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessmore.condense.registry import reducer
-from lessmore.condense.schedule import rate_of, schedule, stage
 from lessmore.config import Condensation
+from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.schedule import rate_of, schedule, stage
 from lessmore.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from lessmore import adapt
-from lessmore.condense.source import GONE, KEPT, MERGED, PRUNED, SourceMap
+from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, SourceMap
 from lessmore.errors import ConfigError
-from lessmore.report import tokens
+from lessmore.lab.report import tokens
 from tests.random_towers import make_images, make_vlm
 
 # Nine patches, two blocks. First block: 0 pruned, 1 + 2 merged, 3 + 4 merged, the rest kept.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lessmore.cli import main
-from lessmore.report.formats import to_csv, to_latex, to_markdown
-from lessmore.report.tables import Cell, table
+from lessmore.lab.report.formats import to_csv, to_latex, to_markdown
+from lessmore.lab.report.tables import Cell, table
 
 
 def summary(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lessmore import demo
 from lessmore.cli import main
-from lessmore.report import summary
-from lessmore.report.page import Chart, Estimate, Exhibit, Page, Panel, Row, render
-from lessmore.report.tokens import data_uri
+from lessmore.lab import demo
+from lessmore.lab.report import demo_summary
+from lessmore.lab.report.page import Chart, Estimate, Exhibit, Page, Panel, Row, render
+from lessmore.lab.report.tokens import data_uri
 
 EVIL = "<script>alert('x')</script> \"&amp; 'key'"
 VOID = {"meta", "link", "img", "line", "polyline", "br"}
@@ -202,15 +202,15 @@ def test_the_gallery_shows_what_the_stream_answered(monkeypatch: pytest.MonkeyPa
 
 
 def test_intervals() -> None:
-    known = summary.wilson(np.array([1.0] * 8 + [0.0] * 2))
+    known = demo_summary.wilson(np.array([1.0] * 8 + [0.0] * 2))
     assert (known.low, known.value, known.high) == pytest.approx((49.02, 80.0, 94.33), abs=0.01)
-    assert summary.wilson(np.ones(10)).high == pytest.approx(100)
+    assert demo_summary.wilson(np.ones(10)).high == pytest.approx(100)
     rng = np.random.default_rng(1)
     differences = [rng.choice([-1.0, 0.0, 1.0], size=400, p=[0.05, 0.8, 0.15]) for _ in range(4)]
     state = np.random.get_state()[1].copy()
-    gain = summary.paired(differences)
+    gain = demo_summary.paired(differences)
     assert (np.random.get_state()[1] == state).all()
-    assert gain == summary.paired(differences)
+    assert gain == demo_summary.paired(differences)
     assert gain.value == pytest.approx(100 * np.mean(differences))
     spread = 100 * np.std(differences) / np.sqrt(1600)
     assert gain.high - gain.low == pytest.approx(2 * 1.96 * spread, rel=0.1)

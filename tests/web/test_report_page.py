@@ -14,10 +14,10 @@ pytest.importorskip("jinja2")
 
 from PIL import Image
 
-from lessmore.report.album import Album, Entry, Tokens
-from lessmore.report.html import render
-from lessmore.report.runs import find
-from lessmore.report.tokens import jpeg_uri
+from lessmore.lab.report.album import Album, Entry, Tokens
+from lessmore.lab.report.html import render
+from lessmore.lab.report.runs import find
+from lessmore.lab.report.tokens import jpeg_uri
 from tests.synthetic_runs import write_run
 from tests.web.chromium import CHROMIUM, MISSING, Page
 

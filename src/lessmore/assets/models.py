@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 
 from lessmore.assets import model_folder
 from lessmore.assets.words import Words
-from lessmore.preprocess import Preprocess
-from lessmore.text import TextShape
-from lessmore.towers.hf_clip import clip_towers
-from lessmore.towers.hf_siglip import siglip_text_shape, siglip_towers, siglip_vision_shape
-from lessmore.towers.registry import Towers
-from lessmore.towers.weights import Weights
-from lessmore.vit import BlockShape, ViTShape
-from lessmore.vlm import VLM
+from lessmore.core.text import TextShape
+from lessmore.core.vit import BlockShape, ViTShape
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.towers.hf_clip import clip_towers
+from lessmore.models.towers.hf_siglip import siglip_text_shape, siglip_towers, siglip_vision_shape
+from lessmore.models.towers.registry import Towers
+from lessmore.models.towers.weights import Weights
+from lessmore.models.vlm import VLM
 
 _ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 

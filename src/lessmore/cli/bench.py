@@ -18,17 +18,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lessmore.cli.common import OK, new_parser
-from lessmore.condense.registry import reducer
 from lessmore.config import preset
-from lessmore.engine import build, cpu, list_engines
+from lessmore.core.condense.registry import reducer
+from lessmore.core.costs import costs
+from lessmore.core.vit import ViT
+from lessmore.engines import build, cpu, list_engines
 from lessmore.errors import ConfigError, unknown
-from lessmore.eval.flops import costs
-from lessmore.eval.latency import Times, interleaved, percentile, ratio
-from lessmore.eval.memory import peak_memory
+from lessmore.lab.latency import Times, interleaved, percentile, ratio
+from lessmore.lab.memory import peak_memory
 from lessmore.methods import Method, Setup
-from lessmore.shapes import SHAPES
-from lessmore.vit import ViT
-from lessmore.vlm import load
+from lessmore.models.load import load
+from lessmore.models.shapes import SHAPES
 
 EXAMPLES = """examples:
   lessmore bench ViT-B-16

@@ -9,10 +9,10 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
-from lessmore.files import replacing
-from lessmore.report.formats import to_csv, to_latex, to_markdown
-from lessmore.report.runs import find
-from lessmore.report.tables import Summary, table
+from lessmore.lab.report.formats import to_csv, to_latex, to_markdown
+from lessmore.lab.report.runs import find
+from lessmore.lab.report.tables import Summary, table
+from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
   lessmore build results

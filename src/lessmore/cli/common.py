@@ -13,8 +13,8 @@ from typing import Any
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from lessmore.adapter import Adapter, adapt
-from lessmore.condense.registry import list_reducers
 from lessmore.config import list_presets
+from lessmore.core.condense.registry import list_reducers
 from lessmore.errors import ConfigError
 from lessmore.methods import list_methods
 

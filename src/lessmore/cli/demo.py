@@ -12,11 +12,11 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore import demo
 from lessmore.cli.common import OK, check_writable, new_parser
 from lessmore.errors import ConfigError
-from lessmore.report import summary
-from lessmore.report.page import render
+from lessmore.lab import demo
+from lessmore.lab.report import demo_summary
+from lessmore.lab.report.page import render
 
 EXAMPLES = """examples:
   lessmore demo
@@ -47,13 +47,13 @@ def run(args: Namespace) -> int:
     torch.set_num_threads(1)
     with _progress(args.images, args.quiet) as tick:
         result = demo.run(args.model, args.images, args.seed, args.workers, tick)
-    found = summary.lines(result)
-    page.write_text(render(summary.as_page(result, found)), encoding="utf-8")
+    found = demo_summary.lines(result)
+    page.write_text(render(demo_summary.as_page(result, found)), encoding="utf-8")
     if numbers is not None:
-        numbers.write_text(json.dumps(summary.as_json(result, found)) + "\n", encoding="utf-8")
+        numbers.write_text(json.dumps(demo_summary.as_json(result, found)) + "\n", encoding="utf-8")
     print(f"Accuracy in percent (± half the 95 % interval), {args.images} images per shift, {result.seconds:.0f} s\n")
-    print(summary.text_table(result, found))
-    print(f"\n{summary.verdict(result, found)}\nThe page with curves and pictures: {page}")
+    print(demo_summary.text_table(result, found))
+    print(f"\n{demo_summary.verdict(result, found)}\nThe page with curves and pictures: {page}")
     return OK
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore import export
 from lessmore.cli.common import OK, add_budget, add_model, check_writable, make_adapter, new_parser
+from lessmore.engines import export
 
 EXAMPLES = """examples:
   lessmore export --model openai/clip-vit-base-patch16 --classes "cat,dog,bird" -o step.onnx

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
-from lessmore.condense.registry import reducer, reducer_for
-from lessmore.condense.schedule import Stage, schedule
 from lessmore.config import Condensation, Rule, preset
-from lessmore.encoder import PLAIN
+from lessmore.core.condense.registry import reducer, reducer_for
+from lessmore.core.condense.schedule import Stage, schedule
+from lessmore.core.costs import Accounting, Costs, costs
+from lessmore.core.encoder import PLAIN
+from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError
-from lessmore.eval.blank import blank_method, blank_model
-from lessmore.eval.flops import Accounting, Costs, costs
+from lessmore.lab.weightless import blank_method, blank_model
 from lessmore.methods import Facts, split_options
-from lessmore.shapes import SHAPES
-from lessmore.vit import ViTShape
+from lessmore.models.shapes import SHAPES
 
 EXAMPLES = """examples:
   lessmore flops ViT-B-16

@@ -9,13 +9,13 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.assets import MODELS, model_folder
 from lessmore.cli.common import OK, new_parser
-from lessmore.condense import registry as reducers
 from lessmore.config import PRESETS, Preset
+from lessmore.core.condense import registry as reducers
 from lessmore.data.registry import list_groups
 from lessmore.data.spec import specs
 from lessmore.errors import ModelError
 from lessmore.methods import registry as methods
-from lessmore.shapes import SHAPES
+from lessmore.models.shapes import SHAPES
 
 EXAMPLES = """examples:
   lessmore ls models

@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
 from lessmore.errors import ConfigError, StateError
-from lessmore.figures.plots import save_run_plots
-from lessmore.files import replacing
-from lessmore.report.album import Album, Library, look
-from lessmore.report.html import render
-from lessmore.report.runs import Finished, find
+from lessmore.lab.report.album import Album, Library, look
+from lessmore.lab.report.html import render
+from lessmore.lab.report.runs import Finished, find
+from lessmore.paper.figures.plots import save_run_plots
+from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
   lessmore report runs -o report.html

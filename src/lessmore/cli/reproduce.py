@@ -18,20 +18,20 @@ from lessmore.cli.sweep import describe
 from lessmore.config import list_presets
 from lessmore.data.registry import is_direct
 from lessmore.errors import ConfigError
-from lessmore.eval.runner import Summary
-from lessmore.eval.spec import PRECISIONS, RunSpec
-from lessmore.eval.store import read_summary
-from lessmore.eval.sweep import Done, Worker
-from lessmore.eval.sweep_local import run_locally
-from lessmore.figures import FIGURES
-from lessmore.reproduce.compare import compare
-from lessmore.reproduce.drawn import draw
-from lessmore.reproduce.dryrun import dry_run
-from lessmore.reproduce.measured import gather
-from lessmore.reproduce.plan import Shelf, Wishes, check_rows, distinct, finished, identity, plan
-from lessmore.reproduce.stored import check_formats, read, save
-from lessmore.reproduce.tables import TABLES, Table, find
-from lessmore.reproduce.write import FORMATS
+from lessmore.lab.runner import Summary
+from lessmore.lab.spec import PRECISIONS, RunSpec
+from lessmore.lab.store import read_summary
+from lessmore.lab.sweep import Done, Worker
+from lessmore.lab.sweep_local import run_locally
+from lessmore.paper.compare import compare
+from lessmore.paper.drawn import draw
+from lessmore.paper.dryrun import dry_run
+from lessmore.paper.figures import FIGURES
+from lessmore.paper.measured import gather
+from lessmore.paper.plan import Shelf, Wishes, check_rows, distinct, finished, identity, plan
+from lessmore.paper.stored import check_formats, read, save
+from lessmore.paper.tables import TABLES, Table, find
+from lessmore.paper.write import FORMATS
 
 EXAMPLES = """examples:
   lessmore reproduce --list

@@ -13,13 +13,13 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, new_parser
-from lessmore.condense.registry import list_reducers
 from lessmore.config import list_presets
+from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError
-from lessmore.eval.job import open_model
-from lessmore.eval.runner import Summary, run_one
-from lessmore.eval.spec import AXES, PRECISIONS, RunSpec, product
+from lessmore.lab.job import open_model
+from lessmore.lab.runner import Summary, run_one
+from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, product
 from lessmore.methods import list_methods
 
 EXAMPLES = """examples:

@@ -16,10 +16,10 @@ from tqdm import tqdm
 from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
 from lessmore.cli.run import line
 from lessmore.errors import ConfigError
-from lessmore.eval.spec import RunSpec
-from lessmore.eval.sweep import Done, Grid, read_grid
-from lessmore.eval.sweep_local import run_locally
-from lessmore.eval.sweep_ray import run_on_ray
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.sweep import Done, Grid, read_grid
+from lessmore.lab.sweep_local import run_locally
+from lessmore.lab.sweep_ray import run_on_ray
 
 EXAMPLES = """examples:
   lessmore sweep grid.yaml --dry-run

@@ -13,9 +13,9 @@ from lessmore.data import coop
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import is_direct, open_dataset, spec_of
 from lessmore.errors import ConfigError
-from lessmore.eval.job import open_model
-from lessmore.eval.spec import RunSpec
-from lessmore.train_prompt import Training, train_prompt
+from lessmore.lab.job import open_model
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.train_prompt import Training, train_prompt
 
 EXAMPLES = """examples:
   lessmore train-prompt --model openai/clip-vit-base-patch16 --dataset caltech101 --root data --output ctx.safetensors

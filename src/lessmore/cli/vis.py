@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, add_budget, add_method, add_model, check_writable, make_adapter, new_parser
 from lessmore.data.images import load_image
-from lessmore.report.tokens import answers, png, prediction_strip
+from lessmore.lab.report.tokens import answers, png, prediction_strip
 
 EXAMPLES = """examples:
   lessmore vis photo.jpg --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 -o strip.png

@@ -15,7 +15,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     zeroshot,
 )
 from lessmore.methods.registry import (
-    Centring,
+    Debiasing,
     Facts,
     FromEncoded,
     FromViews,
@@ -30,7 +30,7 @@ from lessmore.methods.registry import (
 )
 
 __all__ = [
-    "Centring",
+    "Debiasing",
     "Facts",
     "FromEncoded",
     "FromViews",

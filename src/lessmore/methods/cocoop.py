@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.eval.flops import Accounting
+from lessmore.core.costs import Accounting
 from lessmore.methods.context import embed_classes
 from lessmore.methods.coop import CoOp, CoOpOptions
 from lessmore.methods.registry import register

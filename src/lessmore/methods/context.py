@@ -20,13 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lessmore.encoder import PLAIN
+from lessmore.core.costs import Accounting, Costs, costs
+from lessmore.core.encoder import PLAIN
+from lessmore.core.text import TextTower
 from lessmore.errors import ConfigError, ModelError
-from lessmore.eval.flops import Accounting, Costs, costs
-from lessmore.files import write_safetensors
 from lessmore.methods.registry import Setup
-from lessmore.text import TextTower
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
+from lessmore.storage.files import write_safetensors
 
 WORDS = "a photo of a"
 """What context vectors usually begin as."""

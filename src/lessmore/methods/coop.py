@@ -9,9 +9,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from lessmore.encoder import Encoded, encode
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Accounting
 from lessmore.methods.context import Frame, embed_classes, frame, read_context
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lessmore.encoder import encode
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.views import ViewOptions, make_views, of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.views import ViewOptions, make_views, of_plain
 
 _ROUNDS = 5
 _STILL = 1e-6  # what moves less than this has arrived

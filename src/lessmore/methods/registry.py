@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_c
 from PIL import Image
 from torch import Tensor
 
-from lessmore import centre
-from lessmore.condense.source import Step
 from lessmore.config import Adaptation, Condensation, Preset
-from lessmore.encoder import Encoded
+from lessmore.core import debias
+from lessmore.core.condense.source import Step
+from lessmore.core.costs import Accounting, Costs, costs
+from lessmore.core.encoder import Encoded
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError, unknown
-from lessmore.eval.flops import Accounting, Costs, costs
-from lessmore.vit import ViT
-from lessmore.vlm import VLM
+from lessmore.models.vlm import VLM
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Setup:
 
     @cached_property
     def lean(self) -> Tensor:
-        """How each class's text leans towards their mean, [C]: what `lessmore.centre` needs to know of them."""
-        return centre.lean(self.text)
+        """How each class's text leans towards their mean, [C]: what `lessmore.core.debias` needs to know of them."""
+        return debias.lean(self.text)
 
     @property
     def model(self) -> VLM:
@@ -136,11 +136,11 @@ class FromViews(Protocol):
 
 
 @runtime_checkable
-class Centring(Protocol):
+class Debiasing(Protocol):
     """A method that can take the stream's centre off its answers."""
 
     def course(self) -> Tensor | None:
-        """Of `centre.Centre`, [12]; zeros where it is left in, None where there is none."""
+        """Of `debias.Centre`, [12]; zeros where it is left in, None where there is none."""
 
 
 class Episodic:

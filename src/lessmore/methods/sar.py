@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lessmore.core.costs import Accounting
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Setup, register
 from lessmore.methods.tent import Tent, TentOptions, entropy
 

@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from lessmore import reservoir
-from lessmore.condense.source import Step
-from lessmore.correction import correct, layer_weights, probabilities, token_scores
-from lessmore.encoder import Encoded, encode
-from lessmore.eval.flops import Accounting, costs
+from lessmore.core import reservoir
+from lessmore.core.condense.source import Step
+from lessmore.core.correction import correct, layer_weights, probabilities, token_scores
+from lessmore.core.costs import Accounting, costs
+from lessmore.core.encoder import Encoded, encode
+from lessmore.core.reservoir import Delta, Reservoir
 from lessmore.methods.registry import Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.reservoir import Delta, Reservoir
 
 
 class Answer(NamedTuple):

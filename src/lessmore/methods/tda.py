@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lessmore.encoder import Encoded, encode
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError, unknown
-from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Facts, Outcome, Setup, register
 from lessmore.methods.zeroshot import zero_shot_logits
 

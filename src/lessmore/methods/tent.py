@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lessmore.encoder import Encoded, encode
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded, encode
+from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Accounting
 from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.views import of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.views import of_plain
-from lessmore.vit import ViT
 
 _BATCH = 64
 

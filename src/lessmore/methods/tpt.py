@@ -13,14 +13,14 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from lessmore.encoder import encode
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.eval.flops import Accounting
 from lessmore.methods.context import WORDS, embed_classes, frame
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 from lessmore.methods.tent import entropy
+from lessmore.methods.views import ViewOptions, make_views, of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
-from lessmore.views import ViewOptions, make_views, of_plain
 
 
 @dataclass(frozen=True)

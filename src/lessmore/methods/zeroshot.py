@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lessmore.encoder import Encoded, encode
-from lessmore.eval.flops import Accounting
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded, encode
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
 
 

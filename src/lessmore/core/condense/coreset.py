@@ -1,0 +1,114 @@
+"""Token condensation (section 3.4, Algorithm 1, and the supplement): prune, then merge around coreset centres."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lessmore.config import Condensation, Merge
+from lessmore.core.condense.schedule import Stage
+
+
+class Condensed(NamedTuple):
+    """The tokens that go on, and where each one that came in went."""
+
+    tokens: Tensor
+    """[B, out, D]: kept ones in order of importance, then the merged ones, then the fused one."""
+    target: Tensor
+    """[B, n] int64: for each patch that came in, its position among the patches that go on; −1 where it was dropped."""
+    stage: Stage
+    """The counts."""
+    size: Tensor | None = None
+    """How many patches each of `tokens` stands for, [B, out]; None where that does not matter."""
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x [B, n, D] at index [B, k] → [B, k, D]."""
+    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def condense(
+    x: Tensor, order: Tensor, attention: Tensor, stage: Stage, config: Condensation, size: Tensor | None = None
+) -> Condensed:
+    """f_merge ∘ f_prune: the first `keep` stay, the next are merged into centres, the last are fused or dropped.
+
+    x: patch tokens [B, n, D] after attention. order: [B, n], most important first. attention: head mean [B, n]. size:
+    how many patches each token stands for, [B, n]; with it, merged tokens are means of patches rather than of tokens.
+    """
+    kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
+    tokens = [take(x, kept)]
+    slots = [torch.arange(stage.keep, device=x.device).expand(len(x), -1)]
+    if stage.centres:
+        weight = None if size is None else size.gather(1, ambiguous)
+        merged, cluster = merge_coreset(take(x, ambiguous), stage.centres, config.merge, weight)
+        tokens.append(merged)
+        slots.append(stage.keep + cluster)
+    if stage.fused:
+        tokens.append(fuse(take(x, pruned), attention.gather(1, pruned)))
+    slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
+    target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
+    return Condensed(torch.cat(tokens, dim=1), target, stage, None if size is None else carry(size, target, stage))
+
+
+def carry(weight: Tensor, target: Tensor, stage: Stage) -> Tensor:
+    """Weights [B, n] of the patches that came in, added up over the tokens [B, out] they went into."""
+    out = weight.new_zeros(len(weight), stage.out)
+    return out.scatter_add_(1, target.clamp_min(0), weight.masked_fill(target < 0, 0))
+
+
+def fuse(x: Tensor, attention: Tensor) -> Tensor:
+    """The pruned tokens [B, p, D] as one, weighted by their attention [B, p] as in EViT → [B, 1, D]."""
+    return attention.to(x.dtype).unsqueeze(1) @ x
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """Squared Euclidean distances [B, A, A] between tokens [B, A, D], by matrix product in float32 at least.
+
+    The mean is taken off first: distances do not change, but without a large common part nothing cancels.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x - x.mean(dim=1, keepdim=True)
+    gram = x @ x.transpose(1, 2)
+    square = gram.diagonal(dim1=1, dim2=2)
+    distance = (square.unsqueeze(1) + square.unsqueeze(2) - 2 * gram).clamp_min(0)
+    # What rounding leaves between equal tokens is not a distance.
+    noise = 8 * torch.finfo(x.dtype).eps * square.amax(dim=1)
+    return distance.masked_fill(distance <= noise[:, None, None], 0)
+
+
+def k_centres(distance: Tensor, K: int) -> Tensor:
+    """Greedy k-centre: from the most important token, always the one farthest from the centres so far.
+
+    distance: [B, A, A] between tokens in order of importance. Returns positions [B, K], all different.
+    """
+    centres = torch.zeros(len(distance), 1, dtype=torch.int64, device=distance.device)
+    nearest = distance[:, 0]
+    for _ in range(1, K):
+        chosen = centres.shape[1]
+        farthest = nearest.scatter(1, centres, -torch.ones_like(nearest[:, :chosen])).argmax(dim=1, keepdim=True)
+        nearest = torch.minimum(nearest, take(distance, farthest).squeeze(1))
+        centres = torch.cat([centres, farthest], dim=1)
+    return centres
+
+
+def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Merge the ambiguous tokens x [B, A, D] (in order of importance) into K → values [B, K, D], cluster [B, A].
+
+    A token counts by its size [B, A] where sizes are given.
+    """
+    squared = squared_distances(x)
+    centres = k_centres(squared, K)
+    to_centre = take(squared, centres)  # [B, K, A]
+    cluster = to_centre.argmin(dim=1)
+    own = torch.arange(K, device=x.device).expand(len(x), -1)
+    cluster = cluster.scatter(1, centres, own)  # a centre stays with itself even beside an equal one
+    weight = (cluster.unsqueeze(1) == own.unsqueeze(-1)).to(squared.dtype)
+    if merge == "inverse_distance":
+        distance = to_centre.sqrt()
+        weight = weight * torch.where(distance > 0, 1 / distance, 1.0)
+    if size is not None:
+        weight = weight * size.unsqueeze(1)
+    weight = weight / weight.sum(dim=2, keepdim=True)
+    return weight.to(x.dtype) @ x, cluster

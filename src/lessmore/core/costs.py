@@ -1,0 +1,229 @@
+"""What one image costs, part by part, before anything runs.
+
+Two accountings, both in multiply-accumulates (MACs; the paper's "GFLOPs" are GMACs):
+
+`paper` follows the tool behind the paper's tables: convolutions, linear layers, the two attention products and five per
+element for a LayerNorm; an anchor counts as one more token of its block; of scoring, merging and correction nothing
+counts but the products of ToMe's matching, and in the table's variant of it a first LayerNorm counts three times, since
+the code behind the table runs it three times.
+`matmul` counts every matrix product this package really runs for the image, and nothing else, so that it can be held
+against torch's own counter.
+
+ATS keeps as many tokens as an image asks for: its schedule is a bound, and so is its cost; what an image really took
+is in its steps, and `plan` counts that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lessmore.config import Adaptation, Condensation
+from lessmore.core.condense.schedule import Schedule, Stage, schedule
+from lessmore.core.condense.source import Step
+from lessmore.core.text import TextShape
+from lessmore.core.vit import BlockShape, ViTShape
+
+Accounting = Literal["paper", "matmul"]
+PARTS = ("embedding", "attention", "mlp", "scoring", "merging", "head", "correction")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """MACs of one image by part; `text` is the cost of all class prompts, paid once."""
+
+    parts: dict[str, int]
+    text: int
+    tokens: tuple[int, ...]
+    """Tokens, class token included, that leave each block."""
+    gradient: int
+    """MACs of a backward pass from the logits of one image to its first block, all weights frozen; `matmul` only."""
+    text_gradient: int
+    """The same for all class prompts, from their embeddings to their words."""
+
+    @property
+    def macs(self) -> int:
+        """MACs of one image."""
+        return sum(self.parts.values())
+
+    @property
+    def gmacs(self) -> float:
+        """10⁹ multiply-accumulates of one image, the paper's "GFLOPs"."""
+        return self.macs / 1e9
+
+    @property
+    def gflops(self) -> float:
+        """10⁹ floating-point operations of one image, two per multiply-accumulate."""
+        return 2 * self.gmacs
+
+
+class _Pass(NamedTuple):
+    """One block as counted: N tokens enter, N′ go through the MLP, `anchored` if an anchor takes part."""
+
+    block: BlockShape
+    N: int
+    N_mlp: int
+    stage: Stage | None
+    anchored: bool
+
+
+def costs(
+    vision: ViTShape,
+    condensation: Condensation,
+    adaptation: Adaptation | None = None,
+    classes: int = 1000,
+    text: TextShape | None = None,
+    prompts: int = 0,
+    accounting: Accounting = "matmul",
+    anchored: bool = True,
+    plan: Schedule | None = None,
+) -> Costs:
+    """The cost of one image.
+
+    adaptation: None for zero-shot. anchored: whether the reservoir has an anchor to offer (it has, after the first
+    images). text, prompts: the text tower and the number of prompts embedded for the class list. plan: what the blocks
+    did with the tokens, if not what the condensation foresees; see `taken`.
+    """
+    plan = plan or schedule(vision.patches, vision.blocks.depth, condensation)
+    anchored = anchored and adaptation is not None and condensation.uses_anchor
+    passes = list(_passes(vision, plan, anchored))
+    last = passes[-1].N_mlp
+    if accounting == "paper":
+        parts = _paper_parts(vision, passes, last, condensation)
+        per_prompt = 0 if text is None else _paper_text(text)
+    else:
+        parts = _matmul_parts(vision, passes, last, condensation, adaptation, classes)
+        per_prompt = 0 if text is None else _matmul_text(text)
+    gradient = _gradient(passes, parts, condensation) if accounting == "matmul" else 0
+    text_gradient = 0 if text is None or accounting == "paper" else per_prompt + _text_products(text)
+    tokens = tuple(p.N_mlp for p in passes)
+    return Costs(parts, per_prompt * prompts, tokens, gradient, text_gradient * prompts)
+
+
+def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]:
+    N = vision.tokens
+    for i, stage in enumerate(plan):
+        after = N if stage is None else stage.out + vision.class_token
+        yield _Pass(vision.blocks, N, after, stage, anchored and stage is not None and i > 0)
+        N = after
+
+
+def taken(steps: list[Step], depth: int) -> Schedule:
+    """The schedule of one image as it went, from its steps."""
+    stages = {step.block: step.stage for step in steps}
+    return tuple(stages.get(i) for i in range(depth))
+
+
+def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int, condensation: Condensation) -> dict[str, int]:
+    D, hidden, N = vision.blocks.width, vision.blocks.mlp, vision.tokens
+    norm = 15 if condensation.rule == "matching" and condensation.metric == "attention" else 5
+    tokens = [p.N + p.anchored for p in passes]
+    parts = dict.fromkeys(PARTS, 0)
+    parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
+    parts["attention"] = sum(norm * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
+    parts["mlp"] = sum(5 * p.N_mlp * D + 2 * p.N_mlp * D * hidden for p in passes)
+    parts["merging"] = sum(_matching(p, condensation) for p in passes)
+    parts["head"] = (
+        5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
+    )
+    return parts
+
+
+def _matmul_parts(
+    vision: ViTShape,
+    passes: list[_Pass],
+    last: int,
+    condensation: Condensation,
+    adaptation: Adaptation | None,
+    classes: int,
+) -> dict[str, int]:
+    D = vision.blocks.width
+    parts = dict.fromkeys(PARTS, 0)
+    parts["embedding"] = vision.patches * 3 * vision.patch**2 * D
+    parts["attention"] = sum(_attention(p, condensation) for p in passes)
+    parts["mlp"] = sum(2 * p.N_mlp * D * p.block.mlp for p in passes)
+    parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
+    parts["merging"] = sum(_merging(p, condensation) for p in passes)
+    parts["head"] = _head(vision, last) + classes * vision.embed
+    parts["correction"] = 0 if adaptation is None else _correction(vision.blocks, adaptation, classes)
+    return parts
+
+
+def _attention(p: _Pass, condensation: Condensation) -> int:
+    """q, k, v of every token (and the anchor), both attention products, output projection; the anchor has no output."""
+    D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
+    return 3 * (p.N + p.anchored) * D * D + p.N * D * D + 2 * p.N * keys * D
+
+
+def _gradient(passes: list[_Pass], parts: dict[str, int], condensation: Condensation) -> int:
+    """A linear layer of frozen weights costs as much backwards as forwards, a product of two activations twice that."""
+    products = sum(2 * p.N * (p.N + (p.anchored and condensation.anchor_kv)) * p.block.width for p in passes)
+    return parts["attention"] + products + parts["mlp"] + parts["head"]
+
+
+def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: int) -> int:
+    """The nearest anchor, the class token's row (towers without one read it off their attention), the anchor's row."""
+    if p.stage is None:
+        return 0
+    D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
+    if condensation.rule == "matching":
+        return p.N * p.N * D if condensation.metric == "attention" else 0
+    rows = int(class_token) + (p.anchored and condensation.rows != "class")
+    return rows * keys * D + p.anchored * classes * D
+
+
+def _matching(p: _Pass, condensation: Condensation) -> int:
+    """Similarities of the tokens at even places and those at odd ones; keys as long as a head, or attention rows."""
+    if p.stage is None or condensation.rule != "matching":
+        return 0
+    length = p.block.width // p.block.heads if condensation.metric == "keys" else p.N
+    return (p.N + 1) // 2 * (p.N // 2) * length
+
+
+def _merging(p: _Pass, condensation: Condensation) -> int:
+    """Distances between the ambiguous tokens, their weighted means, the fused token; or matching and its sums."""
+    if p.stage is None:
+        return 0
+    stage, D = p.stage, p.block.width
+    if condensation.rule == "matching":
+        return _matching(p, condensation) + p.N // 2 * stage.ambiguous * (D + 1)
+    merged = stage.ambiguous**2 * D + stage.centres * stage.ambiguous * D if stage.centres else 0
+    return merged + stage.fused * stage.pruned * D
+
+
+def _correction(block: BlockShape, adaptation: Adaptation, classes: int) -> int:
+    """Cosines with every stored token of every layer, and those among the candidates of one class.
+
+    Where the stream's centre is taken off, the middle of its tokens is multiplied with all that is stored as well.
+    """
+    M, D = adaptation.M, block.width
+    eviction = (M + 1) ** 2 * D if adaptation.strategy in ("similarity", "diversity") else 0
+    rows = 1 if adaptation.centre == "off" else 2
+    return rows * classes * M * block.depth * D + eviction
+
+
+def _head(vision: ViTShape, N: int) -> int:
+    """Pooling and projection."""
+    D = vision.blocks.width
+    pool = 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * vision.blocks.mlp if vision.pool == "map" else 0
+    return pool + (D * vision.embed if vision.projection else 0)
+
+
+def _matmul_text(text: TextShape) -> int:
+    """MACs of one prompt."""
+    block, T = text.blocks, text.context
+    D = block.width
+    per_block = 4 * T * D * D + 2 * T * T * D + 2 * T * D * block.mlp
+    return block.depth * per_block + D * text.embed
+
+
+def _text_products(text: TextShape) -> int:
+    """Of these, the two attention products."""
+    return text.blocks.depth * 2 * text.context**2 * text.blocks.width
+
+
+def _paper_text(text: TextShape) -> int:
+    """MACs of one prompt with LayerNorms."""
+    block, T = text.blocks, text.context
+    return _matmul_text(text) + (2 * block.depth + 1) * 5 * T * block.width

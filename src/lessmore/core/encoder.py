@@ -1,0 +1,222 @@
+"""The one loop: attend → score → condense → MLP, block by block.
+
+Towers with a class token run every block in the fused attention kernel; scores need only the class token's row (and the
+anchor's), computed from q and k that are there already. Towers without one (SigLIP) have no such row: the summary of a
+block is the mean of its tokens, and a token's score is the attention it receives, averaged over all queries, for which
+the condensing blocks compute their attention explicitly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lessmore.config import Condensation
+from lessmore.core.condense.ats import sample, significance
+from lessmore.core.condense.coreset import Condensed, carry, condense
+from lessmore.core.condense.schedule import Stage, schedule
+from lessmore.core.condense.source import Step
+from lessmore.core.condense.tome import merge_pairs
+from lessmore.core.scoring import (
+    Anchor,
+    Guide,
+    attention_rows,
+    blend_rows,
+    head_mean,
+    key_bias,
+    mean_row,
+    nearest_anchor,
+    token_order,
+)
+from lessmore.core.vit import Block, ViT, size_bias, weighted_mean
+
+PLAIN = Condensation(R=1.0)
+"""Condenses nothing."""
+
+
+class Encoded(NamedTuple):
+    """What the vision tower makes of a batch."""
+
+    feature: Tensor
+    """L2-normalised feature, [B, E], float32 at least."""
+    tokens: Tensor
+    """Summary token after every block, [B, L, D]."""
+    steps: list[Step]
+    """What each condensing block did, shallow to deep."""
+
+
+class Attended(NamedTuple):
+    """A block after its attention half."""
+
+    x: Tensor
+    """Residual stream, [B, N, D]."""
+    received: Tensor
+    """Per head, the attention each patch receives from the class token or, without one, on average: [B, H, n]."""
+    scores: Tensor
+    """The same with the anchor's row mixed in where that is asked for: [B, H, n]."""
+    values: Tensor
+    """Of the patches, [B, H, n, d]."""
+
+
+class BlockOutput(NamedTuple):
+    """A batch behind a block."""
+
+    x: Tensor
+    """Residual stream, [B, N, D]."""
+    token: Tensor
+    """Summary token, [B, D]."""
+    size: Tensor | None = None
+    """How many patches each token stands for, [B, N]: 0 where it only fills up the batch; None where all count as 1."""
+    condensed: Condensed | None = None
+
+
+class PrefixState(NamedTuple):
+    """A batch on the threshold of the first condensing block; what lies behind it depends on no anchor."""
+
+    x: Tensor
+    """Residual stream, [B, N, D]."""
+    summaries: list[Tensor]
+    """Summary token after every block so far, each [B, D]."""
+
+
+def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: Guide | None = None) -> Encoded:
+    """Images [B, 3, H, W] → feature and summary tokens, condensing on the way; anchors guide it where given."""
+    return resume(vit, begin(vit, pixels, config), config, anchors)
+
+
+def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
+    """The blocks before the first that condenses."""
+    plan = schedule(vit.shape.patches, len(vit.blocks), config)
+    x = vit.embed(pixels)
+    summaries: list[Tensor] = []
+    for block, stage in zip(vit.blocks, plan, strict=True):
+        if stage is not None:
+            break
+        x, token, *_ = pass_block(block, x, vit.shape.class_token, config)
+        summaries.append(token)
+    return PrefixState(x, summaries)
+
+
+def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: Guide | None = None) -> Encoded:
+    """The blocks from the first that condenses on; may be repeated with other anchors."""
+    plan = schedule(vit.shape.patches, len(vit.blocks), config)
+    x, size, summaries = begun.x, None, list(begun.summaries)
+    steps: list[Step] = []
+    for i in range(len(summaries), len(plan)):
+        stage, anchor = plan[i], None
+        if stage is not None and anchors is not None and config.uses_anchor and i > 0:
+            anchor = nearest_anchor(summaries[-1], anchors.at(i - 1, summaries[-1]))
+        x, token, size, done = pass_block(vit.blocks[i], x, vit.shape.class_token, config, size, stage, anchor)
+        summaries.append(token)
+        if done is not None:
+            steps.append(Step(i, done.stage, done.target, None if anchor is None else anchor.label))
+    feature = vit.pool(x, seen(size, config))
+    wide = feature.to(torch.promote_types(feature.dtype, torch.float32))
+    return Encoded(F.normalize(wide, dim=-1), torch.stack(summaries, dim=1), steps)
+
+
+def seen(size: Tensor | None, config: Condensation) -> Tensor | None:
+    """The sizes as attention and pooling see them; matching alone keeps sizes that they may not see."""
+    return None if config.rule == "matching" and not config.proportional else size
+
+
+def pass_block(
+    block: nn.Module,
+    x: Tensor,
+    class_token: bool,
+    config: Condensation,
+    size: Tensor | None = None,
+    stage: Stage | None = None,
+    anchor: Anchor | None = None,
+) -> BlockOutput:
+    """Tokens [B, N, D] of sizes [B, N] through one block, condensed on the way where there is a stage."""
+    assert isinstance(block, Block)
+    weighted = not class_token and config.summary == "attn_pool"
+    if stage is None and not weighted:
+        x = block(x, bias=size_bias(seen(size, config), x.dtype))
+        return BlockOutput(x, summary(x, class_token, seen(size, config)), size)
+    if stage is not None and config.rule == "matching":
+        x, metric = attend_metric(block, x, config, seen(size, config))
+        done: Condensed | None = merge_pairs(x, metric, size, stage, class_token)
+        weight = None
+    else:
+        attended = attend(block, x, class_token, config, anchor, size)
+        x, weight = attended.x, head_mean(attended.received) if weighted else None
+        done = None if stage is None else condense_patches(attended, class_token, size, stage, config)
+    if done is not None:
+        x, size = done.tokens, done.size
+        weight = None if weight is None else carry(weight, done.target, done.stage)
+    x = block.add_mlp(x)
+    return BlockOutput(x, summary(x, class_token, seen(size, config) if weight is None else weight), size, done)
+
+
+def summary(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
+    """The block's summary [B, D] of tokens [B, N, D]: the class token, or the (weighted, [B, N]) mean of all."""
+    return x[:, 0] if class_token else weighted_mean(x, weight)
+
+
+def attend_metric(block: Block, x: Tensor, config: Condensation, size: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The attention half of a block on x [B, N, D], and what matching compares its tokens by: [B, N, d or N]."""
+    q, k, v = block.attn.project(block.norm1(x))
+    bias = size_bias(size, q.dtype)
+    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    metric = k if config.metric == "keys" else attention_rows(q, k, bias)
+    return block.add_attention(x, block.attn.combine(heads)), metric.mean(dim=1)
+
+
+def attend(
+    block: Block,
+    x: Tensor,
+    class_token: bool,
+    config: Condensation,
+    anchor: Anchor | None,
+    size: Tensor | None,
+) -> Attended:
+    """The attention half of a block on x [B, N, D], with the scores of its patches (domain-aware token evaluation).
+
+    The anchor passes the block's norm like a token; with `anchor_kv` its key and value join for all queries. It gives
+    no output of its own.
+    """
+    q, k, v = block.attn.project(block.norm1(x if anchor is None else torch.cat([anchor.token, x], dim=1)))
+    bias, own = size_bias(size, q.dtype), q
+    if anchor is not None:
+        own = q[:, :, 1:]
+        if config.anchor_kv:
+            hidden = key_bias(anchor, k.shape[2], q.dtype)
+            bias = hidden if bias is None else hidden + F.pad(bias, (1, 0))
+        else:
+            k, v = k[:, :, 1:], v[:, :, 1:]
+    patches = slice(k.shape[2] - x.shape[1] + int(class_token), None)
+    if class_token:
+        heads = F.scaled_dot_product_attention(own, k, v, attn_mask=bias)
+        received = attention_rows(own[:, :, :1], k, bias)[:, :, 0, patches]
+    else:
+        full = attention_rows(own, k, bias)
+        heads = full.to(v.dtype) @ v
+        received = mean_row(full, size)[..., patches]
+    scores = received
+    if anchor is not None and config.rows != "class":
+        anchored = attention_rows(q[:, :, :1], k, bias)[:, :, 0, patches]
+        scores = blend_rows(config.rows, received, anchored, anchor.present)
+    return Attended(block.add_attention(x, block.attn.combine(heads)), received, scores, v[:, :, patches])
+
+
+def condense_patches(
+    attended: Attended, class_token: bool, size: Tensor | None, stage: Stage, config: Condensation
+) -> Condensed:
+    """Condense the patches by their scores; the class token is never touched."""
+    x, first, scores = attended.x, int(class_token), attended.scores
+    if config.rule == "sampling":
+        return sample(x, significance(scores, attended.values), size, stage)
+    if size is None and config.proportional:
+        size = scores.new_ones(x.shape[:2])
+    order, attention = token_order(scores, config.score), head_mean(scores)
+    patches = None if size is None else size[:, first:]
+    condensed = condense(x[:, first:], order, attention, stage, config, patches)
+    condensed = condensed._replace(tokens=torch.cat([x[:, :first], condensed.tokens], dim=1))
+    if size is None or condensed.size is None:
+        return condensed
+    return condensed._replace(size=torch.cat([size[:, :first], condensed.size], dim=1))

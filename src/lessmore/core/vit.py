@@ -1,0 +1,226 @@
+"""One plain pre-norm transformer for every supported tower: readable, and free of any host library.
+
+Importers in `lessmore.models.towers` fill it by name from open_clip, timm and transformers models; `lessmore.core.encoder` drives
+its blocks one half at a time, because tokens are condensed between attention and MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Pool = Literal["class", "map", "mean"]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x·σ(1.702x), the activation of OpenAI's weights."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation, the activation of SigLIP."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quick_gelu": quick_gelu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What a stack of blocks looks like; `activation` is a key of `ACTIVATIONS`."""
+
+    width: int
+    depth: int
+    heads: int
+    mlp: int
+    activation: str = "gelu"
+    eps: float = 1e-5
+    layer_scale: bool = False
+
+
+@dataclass(frozen=True)
+class ViTShape:
+    """What a vision tower looks like; enough to count its cost without any weights."""
+
+    blocks: BlockShape
+    image_size: int
+    patch: int
+    embed: int
+    """Length E of the feature."""
+    class_token: bool = True
+    pre_norm: bool = True
+    """LayerNorm on the embedded tokens, before the first block."""
+    patch_bias: bool = False
+    pool: Pool = "class"
+    norm_then_pool: bool = False
+    """The final LayerNorm acts on all tokens before pooling, not on the pooled vector."""
+    projection: bool = True
+    projection_bias: bool = False
+
+    @property
+    def patches(self) -> int:
+        """Number n of patch tokens."""
+        return (self.image_size // self.patch) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Number N of tokens that enter the first block."""
+        return self.patches + self.class_token
+
+
+class Attention(nn.Module):
+    """Multi-head attention with packed q, k, v, split so that scores can be read off q and k."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, N, D] → q, k, v, each [B, H, N, d]."""
+        B, N, D = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def combine(self, heads: Tensor) -> Tensor:
+        """Per-head results [B, H, N, d] → [B, N, D] through the output projection."""
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+        """Plain self-attention in the fused kernel, [B, N, D] → [B, N, D]; bias [B, 1, 1, N] is added to the keys."""
+        q, k, v = self.project(x)
+        return self.combine(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal))
+
+
+class Mlp(nn.Module):
+    """Two linear layers around an activation, [B, N, D] → [B, N, D]."""
+
+    def __init__(self, width: int, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the MLP to every token."""
+        return self.down(self.activation(self.up(x)))
+
+
+class Block(nn.Module):
+    """A pre-norm residual block in two halves: attention, then MLP."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width, eps=shape.eps)
+        self.attn = Attention(shape.width, shape.heads)
+        self.norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
+        self.mlp = Mlp(shape.width, shape.mlp, shape.activation)
+        self.scale1 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
+        self.scale2 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
+
+    def add_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream [B, N, D] plus the (scaled) attention output."""
+        return x + (attended if self.scale1 is None else attended * self.scale1)
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """Residual stream [B, N, D] plus the (scaled) MLP of it."""
+        y = self.mlp(self.norm2(x))
+        return x + (y if self.scale2 is None else y * self.scale2)
+
+    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+        """The whole block, [B, N, D] → [B, N, D]; causal and bias as in the attention."""
+        return self.add_mlp(self.add_attention(x, self.attn(self.norm1(x), causal, bias)))
+
+
+def size_bias(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Attention bias [B, 1, 1, N] under which a token of size s counts as s keys, and one of size 0 as none."""
+    return None if size is None else size.log().to(dtype)[:, None, None]
+
+
+def weighted_mean(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over tokens [B, N, D] → [B, D], weighted by [B, N] where given."""
+    if weight is None:
+        return x.mean(dim=1)
+    weight = weight / weight.sum(dim=1, keepdim=True)
+    return (weight.to(x.dtype).unsqueeze(1) @ x).squeeze(1)
+
+
+class MapPool(nn.Module):
+    """SigLIP's attention pooling: a learned probe attends to all tokens, then a residual MLP. [B, N, D] → [B, D]."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        D = shape.width
+        self.heads = shape.heads
+        self.probe = nn.Parameter(torch.zeros(D))
+        self.q = nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * D)
+        self.out = nn.Linear(D, D)
+        self.norm = nn.LayerNorm(D, eps=shape.eps)
+        self.mlp = Mlp(D, shape.mlp, shape.activation)
+
+    def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
+        """Pool the tokens present, however many there are; size [B, N] says how many each stands for."""
+        B, N, D = x.shape
+        q = self.q(self.probe).view(1, self.heads, 1, -1).expand(B, -1, -1, -1)
+        k, v = self.kv(x).view(B, N, 2, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = size_bias(size, q.dtype)
+        y = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).flatten(1))
+        return y + self.mlp(self.norm(y))
+
+
+class ViT(nn.Module):
+    """The vision tower: embed → blocks → pool."""
+
+    def __init__(self, shape: ViTShape) -> None:
+        super().__init__()
+        self.shape = shape
+        D, eps = shape.blocks.width, shape.blocks.eps
+        self.patch_embed = nn.Conv2d(3, D, shape.patch, stride=shape.patch, bias=shape.patch_bias)
+        self.class_embed = nn.Parameter(torch.zeros(D)) if shape.class_token else None
+        self.positions = nn.Parameter(torch.zeros(shape.tokens, D))
+        self.norm_pre = nn.LayerNorm(D, eps=eps) if shape.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(shape.blocks) for _ in range(shape.blocks.depth))
+        self.norm_post = nn.LayerNorm(D, eps=eps)
+        self.map_pool = MapPool(shape.blocks) if shape.pool == "map" else None
+        self.projection = nn.Linear(D, shape.embed, bias=shape.projection_bias) if shape.projection else nn.Identity()
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Preprocessed images [B, 3, H, W] → tokens [B, N, D], the class token first where there is one."""
+        x = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        if self.class_embed is not None:
+            x = torch.cat([self.class_embed.expand(len(x), 1, -1), x], dim=1)
+        return self.norm_pre(x + self.positions)
+
+    def pool(self, x: Tensor, size: Tensor | None = None) -> Tensor:
+        """Tokens [B, N, D] after the last block → feature [B, E], not normalised; size as in `MapPool`."""
+        if self.shape.norm_then_pool:
+            x = self.norm_post(x)
+        if self.map_pool is not None:
+            x = self.map_pool(x, size)
+        elif self.shape.pool == "class":
+            x = x[:, 0]
+        else:
+            first = int(self.shape.class_token)
+            x = weighted_mean(x[:, first:], None if size is None else size[:, first:])
+        if not self.shape.norm_then_pool:
+            x = self.norm_post(x)
+        return self.projection(x)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Images [B, 3, H, W] → features [B, E], nothing condensed."""
+        x = self.embed(pixels)
+        for block in self.blocks:
+            x = block(x)
+        return self.pool(x)

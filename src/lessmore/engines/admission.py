@@ -1,0 +1,113 @@
+"""Who enters the reservoir, decided on the host for a whole chunk of images, one after the other.
+
+On CUDA `kernels.walk` decides the same without leaving the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lessmore.config import Strategy
+
+
+class Arrivals(NamedTuple):
+    """What decisions need to know of n images."""
+
+    label: list[int]
+    """Predicted class."""
+    key: list[float]
+    """Reliability H."""
+    sound: list[bool]
+    """Whether an image may be stored at all."""
+    near: NDArray[np.float64] | None
+    """Cosines of layer-mean tokens, [n, M + n]: with the slots of the predicted class as they were before the chunk,
+    then with the chunk's images. None where the strategy does not look at them."""
+
+
+@dataclass
+class ClassEntries:
+    """The entries of one class, in slot order."""
+
+    keys: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    cosines: list[list[float]] = field(default_factory=list)
+    """Between entries, 0 on the diagonal."""
+    origin: list[int] = field(default_factory=list)
+    """Where an entry is found: m < M in that slot before the chunk, M + j in image j of the chunk."""
+
+    def put(self, slot: int, key: float, id: int, near: list[float], origin: int) -> None:
+        """Let a newcomer in, at the end or in place of another; near: its cosines with the entries."""
+        if slot == len(self.keys):
+            self.keys.append(key)
+            self.ids.append(id)
+            self.origin.append(origin)
+            self.cosines.append([])
+            for row, cosine in zip(self.cosines, near, strict=False):
+                row.append(cosine)
+            self.cosines[slot] = [*near, 0.0]
+            return
+        self.keys[slot], self.ids[slot], self.origin[slot] = key, id, origin
+        for row, cosine in zip(self.cosines, near, strict=True):
+            row[slot] = cosine
+        self.cosines[slot] = [*near[:slot], 0.0, *near[slot + 1 :]]
+
+
+class Stored(NamedTuple):
+    """An image that entered the reservoir."""
+
+    image: int
+    label: int
+    slot: int
+    origins: tuple[int, ...]
+    """Of all entries of the class from then on, in slot order, as in `ClassEntries.origin`."""
+
+
+class Walk(NamedTuple):
+    """What a chunk of images does to the reservoir."""
+
+    stored: list[Stored]
+    all_ready: int
+    """The first image that finds two entries in every class; beyond all numbers where there is none."""
+
+
+def evict(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: list[float]) -> int:
+    """The slot of a full class that the newcomer takes, −1 where it goes itself: the rule of `eviction_scores`."""
+    if strategy == "fifo":
+        scores: list[float] = [-id, *(-i for i in shelf.ids)]
+    elif strategy == "uncertainty":
+        scores = [key, *shelf.keys]
+    else:
+        sign = (1 if strategy == "diversity" else -1) / len(shelf.keys)
+        scores = [key + sign * sum(near)]
+        for own, cosine, row in zip(shelf.keys, near, shelf.cosines, strict=True):
+            scores.append(own + sign * (cosine + sum(row)))
+    return scores.index(max(scores)) - 1
+
+
+def walk(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals) -> Walk:
+    """What images do in their order, after `seen` others, to classes with up to M entries; the shelves follow."""
+    stored: list[Stored] = []
+    lacking = sum(len(shelf.keys) < 2 for shelf in shelves)
+    all_ready = sys.maxsize if lacking else 0
+    for i, (label, key, sound) in enumerate(zip(images.label, images.key, images.sound, strict=True)):
+        if not sound:
+            continue
+        shelf = shelves[label]
+        near = [0.0] * len(shelf.keys) if images.near is None else images.near[i, shelf.origin].tolist()
+        count = slot = len(shelf.keys)
+        if count == M:
+            slot = evict(strategy, shelf, key, seen + i, near)
+        if slot < 0:
+            continue
+        shelf.put(slot, key, seen + i, near, M + i)
+        stored.append(Stored(i, label, slot, tuple(shelf.origin)))
+        if slot == count == 1:
+            lacking -= 1
+            all_ready = all_ready if lacking else i + 1
+    return Walk(stored, all_ready)

@@ -1,0 +1,106 @@
+"""The class anchors as each image of a chunk will find them."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lessmore.core.encoder import Encoded
+from lessmore.core.reservoir import class_mean
+from lessmore.core.scoring import Anchor, Candidates, Guide, anchor_cosines
+
+
+class Found(NamedTuple):
+    """The nearest class anchors of a batch."""
+
+    label: Tensor
+    """[B] int64, −1 where no class is ready."""
+    token: Tensor
+    """[B, D], arbitrary where `label` is −1."""
+    lead: Tensor
+    """By how much its cosine is above the next one's, [B]."""
+
+
+class Forecast(NamedTuple):
+    """A `scoring.Guide` for a batch of B images out of a chunk of P.
+
+    Candidates are the C class means before the chunk and, for each of its images, the mean of its class from then on.
+    """
+
+    means: Tensor
+    """Before the chunk, [C, L, D]."""
+    later: Tensor
+    """From then on, as far as is known before the batch is encoded, [P, L, D]."""
+    entries: Tensor
+    """The C·M slots, the P images and a row of zeros: [C·M + P + 1, L, D]."""
+    held: Tensor
+    """The rows of `entries` that the class of each image consists of from then on, [P, M] int64."""
+    counts: Tensor
+    """How many of them are entries, [P]."""
+    ready: Tensor
+    """Which classes may serve, for each image of the batch, [B, C] bool."""
+    rows: Tensor
+    """The candidate that stands for each class, [B, C] int64."""
+    fresh: Tensor | None = None
+    """Which image of the batch replaces a row that is held while it is encoded, −1 where none does, [P, M] int64."""
+
+    def at(self, layer: int, summary: Tensor) -> Candidates:
+        """The anchors after block `layer`; the batch contributes to them what has just left the block, [B, D]."""
+        later = self.later[:, layer]
+        if self.fresh is not None:
+            new = summary.to(later.dtype)[self.fresh.clamp_min(0)]
+            entries = torch.where((self.fresh >= 0).unsqueeze(2), new, self.entries[self.held, layer])
+            later = class_mean(entries.unsqueeze(2), self.counts).squeeze(1)
+        return Candidates(torch.cat([self.means[:, layer], later]), self.ready, self.rows)
+
+    def to(self, images: Tensor, source: Tensor) -> Forecast:
+        """For a batch of images [B] of the chunk; source: the place of each of the chunk's in it or −1, [P]."""
+        slots = len(self.entries) - 1 - len(source)
+        fresh = torch.cat([source.new_full((slots,), -1), source, source.new_full((1,), -1)])[self.held]
+        return self._replace(ready=self.ready[images], rows=self.rows[images], fresh=fresh)
+
+    def fits(self, encoded: Encoded, used: list[Tensor]) -> Tensor:
+        """Whether images would be encoded alike by this forecast, [P] bool: the same nearest class, the same token.
+
+        A lead too small to be safe from rounding does not count: such an image is encoded again for certainty.
+        """
+        alike = torch.ones_like(self.ready[:, 0])
+        for (layer, label), token in zip(taken(encoded), used, strict=True):
+            summary = encoded.tokens[:, layer]
+            found = look_up(summary, self.at(layer, summary))
+            unsure = found.lead <= 64 * torch.finfo(found.lead.dtype).eps
+            same = (found.token == token).all(dim=1) & ~unsure
+            alike &= (found.label == label) & ((label < 0) | same)
+        return alike
+
+
+def look_up(summary: Tensor, anchors: Candidates) -> Found:
+    """The anchors nearest to summary tokens [B, D]: in a kernel on CUDA, else by plain functions."""
+    if summary.is_cuda and summary.dtype != torch.float64 and importlib.util.find_spec("triton") is not None:
+        from lessmore.engines.kernels import nearest_anchor as kernel
+
+        return Found(*kernel.look_up(summary, anchors))
+    cosine = anchor_cosines(summary, anchors)
+    index = cosine.argmax(dim=1, keepdim=True)
+    lead = cosine.gather(1, index).squeeze(1) - cosine.scatter(1, index, -torch.inf).amax(dim=1)
+    index = index.squeeze(1)
+    return Found(torch.where(anchors.ready.any(dim=-1), index, -1), anchors.tokens(index), lead)
+
+
+def nearest(summary: Tensor, anchors: Candidates) -> Anchor:
+    """`scoring.nearest_anchor` by `look_up`."""
+    found = look_up(summary, anchors)
+    return Anchor(found.token.unsqueeze(1).to(summary.dtype), found.label)
+
+
+def used(encoded: Encoded, guide: Guide) -> list[Tensor]:
+    """The anchors [B, D] that the blocks of a batch took that was encoded with this guide."""
+    return [guide.at(i, encoded.tokens[:, i]).tokens(label.clamp_min(0)) for i, label in taken(encoded)]
+
+
+def taken(encoded: Encoded) -> list[tuple[int, Tensor]]:
+    """For each block that looked for an anchor: the layer it looked in, and the class it took or −1, [B]."""
+    return [(step.block - 1, step.anchor) for step in encoded.steps if step.anchor is not None]

@@ -1,0 +1,258 @@
+"""Exact batched streaming: a stream at the speed of batches, every answer as if its image had come alone.
+
+What an image does to the reservoir follows from its own encoding and the reservoir as it then stands, so a chunk of
+images is encoded at once, and their effects are walked through in order. Where the reservoir's anchors guide the
+encoder, an encoding is right only if its image took the anchors it would have found. So the walk is a forecast: images
+that do not fit what they would find by it are encoded again, each against its own moment of the stream, until all fit.
+The first misfit always finds the true past, so every round settles at least one image for good; usually a few rounds
+settle the chunk.
+
+On CUDA every part is a graph, and the host reads nothing but who has to be encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded, PrefixState
+from lessmore.core.reservoir import ready_anchors, reliability
+from lessmore.engines import graph_unusable
+from lessmore.engines.anchor_prediction import Forecast, used
+from lessmore.engines.batching import Answers, copied, fitting, logits_of, outcome, padded, put_, take, tensors
+from lessmore.engines.capture import Record, Tape, capture
+from lessmore.engines.chunk_debias import Centred, followed, observed
+from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide, forecast, store_
+from lessmore.engines.split_encoder import Prefix, Rest, halves
+from lessmore.methods.registry import Outcome, Setup
+from lessmore.methods.tca import TCA
+
+SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+"""Batch sizes that occur; smaller batches are filled up."""
+LEAST = 32
+"""Chunks do not shrink below this, however much is encoded again."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Work:
+    """How much was done."""
+
+    images: int = 0
+    again: int = 0
+    """Encodings repeated from the first condensing block on."""
+    walks: int = 0
+
+
+class Survey(NamedTuple):
+    """What follows from a chunk's encodings, as far as it does not change the reservoir."""
+
+    logits: Tensor
+    """Zero-shot, [P, C]."""
+    centred: Centred
+    keys: Tensor
+    """Reliabilities, [P]."""
+    decisions: Admissions
+
+
+class Opened(NamedTuple):
+    """A chunk encoded against the reservoir as it stands."""
+
+    begun: PrefixState
+    encoded: Encoded
+    used: list[Tensor]
+    """The anchors [P, D] that its condensing blocks took."""
+
+
+class Checked(NamedTuple):
+    """A chunk's encodings against what they would find."""
+
+    survey: Survey
+    forecast: Forecast
+    fit: Tensor
+    """[P] bool"""
+
+
+class Chunk:
+    """TCA on chunks of images; state and answers are those of one image at a time."""
+
+    facts = TCA.facts
+
+    def __init__(
+        self,
+        setup: Setup,
+        sizes: tuple[int, ...] = SIZES,
+        prefix: Prefix | None = None,
+        rest: Rest | None = None,
+        record: Record | None = None,
+    ) -> None:
+        """sizes: ascending; the largest is the largest chunk. prefix, rest: other encoders with the same results.
+
+        record: how parts are recorded; by default as graphs where there can be any, and not at all elsewhere.
+        """
+        self.setup, self.sizes = setup, sizes
+        vision, condensation = setup.vision, setup.preset.condensation
+        plan = schedule(vision.shape.patches, len(vision.blocks), condensation)
+        self.guided = condensation.uses_anchor and any(stage is not None for stage in plan[1:])
+        fastest = halves(vision, condensation)
+        self.prefix, self.rest = prefix or fastest[0], rest or fastest[1]
+        self.work = Work()
+        self.size = sizes[-1]
+        self._tca = TCA(setup)
+        if record is None and prefix is None and rest is None and graph_unusable("tca", setup) is None:
+            record = partial(capture, pool=torch.cuda.graph_pool_handle())
+        self._tape = None if record is None else Tape(list(self._tca.reservoir), record)
+        self._open, self._check = self._recorded(self._opened), self._recorded(self._checked)
+        self._again, self._close = self._recorded(self._repeated), self._recorded(self._closed)
+        self._pass = self._recorded(self._passed)
+
+    def _recorded(self, part: Callable[P, R]) -> Callable[P, R]:
+        return part if self._tape is None else self._tape.recorded(part)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W] and adapt."""
+        return self.predict_many(pixels)[0]
+
+    def predict_many(self, pixels: Tensor) -> list[Outcome]:
+        """Answer images [B, 3, H, W] in their order, as many as there are."""
+        return [answer for answers in self.predict_chunks([pixels]) for answer in answers]
+
+    def predict_chunks(self, batches: Iterable[Tensor]) -> Iterator[Sequence[Outcome]]:
+        """Answers to batches of images, in order, at most `size` at a time; the state is the one after their images."""
+        for pixels in batches:
+            start = 0
+            while start < len(pixels):
+                size = self.size
+                yield self._answer(pixels[start : start + size])
+                start += size
+
+    def reset(self) -> None:
+        """Empty the reservoir."""
+        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
+
+    def state(self) -> dict[str, Tensor]:
+        """The reservoir's tensors, copied."""
+        return self._tca.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`; the tensors keep their places, which recordings know."""
+        fixed = self._tca.reservoir
+        self._tca.restore(state)
+        for ours, theirs in zip(fixed, self._tca.reservoir, strict=True):
+            ours.copy_(theirs)
+        self._tca.reservoir = fixed
+
+    def slots(self) -> Tensor:
+        """Which slots of the reservoir are in use, [C, M] bool."""
+        return self._tca.slots()
+
+    def course(self) -> Tensor:
+        """Of the stream's centre, [12]."""
+        return self._tca.course()
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """Of one image that is encoded once; `work` says how many were encoded again."""
+        return self._tca.macs(accounting)
+
+    def _answer(self, pixels: Tensor) -> Answers:
+        """A chunk of images [n, 3, H, W]."""
+        n = len(pixels)
+        if fitting(self.sizes, n) > n:
+            pixels = pixels[padded(range(n), self.sizes)]
+        images = torch.full((), n, device=pixels.device)
+        self.work.images += n
+        if self.guided:
+            return Answers(copied(self._agree(pixels, n, images)), n)
+        self.work.walks += 1
+        return Answers(copied(self._pass(pixels, images)), n)
+
+    def _agree(self, pixels: Tensor, n: int, images: Tensor) -> Outcome:
+        """Encode until every image took the anchors that it finds when the images before it have done their part."""
+        opened = self._open(pixels)
+        settled = again = 0
+        while True:
+            survey, forecast, fit = self._check(opened, images)
+            self.work.walks += 1
+            misfits = [i for i in self._misfits(fit) if settled <= i < n]
+            if not misfits:
+                break
+            settled = misfits[0] + 1
+            again += len(misfits)
+            opened = self._repeat(opened, forecast, misfits)
+        self.work.again += again
+        self._adjust(again / n)
+        return self._close(opened.encoded, survey, images)
+
+    def _misfits(self, fit: Tensor) -> list[int]:
+        """The one thing that the host waits for."""
+        return [i for i, fits in enumerate(fit.tolist()) if not fits]
+
+    def _repeat(self, opened: Opened, forecast: Forecast, images: list[int]) -> Opened:
+        """Encode some images of a chunk again, in place."""
+        rows, source = padded(images, self.sizes), [-1] * len(opened.begun.x)
+        for k, image in enumerate(images):
+            source[image] = k
+        told = torch.tensor([*rows, *source]).to(opened.begun.x.device, non_blocking=True)
+        return self._again(opened, forecast, *told.split([len(rows), len(source)]))
+
+    def _adjust(self, share: float) -> None:
+        """Smaller chunks where more than every image is encoded again on average, larger ones where few are."""
+        if share > 1:
+            self.size = max(self.size // 2, min(LEAST, self.sizes[-1]))
+        elif share < 0.5:
+            self.size = min(self.size * 2, self.sizes[-1])
+
+    # The parts of a chunk, as functions of tensors alone.
+
+    def _opened(self, pixels: Tensor) -> Opened:
+        begun, anchors = self.prefix(pixels), ready_anchors(self._tca.reservoir, self.setup.preset.adaptation.ready)
+        encoded = self.rest(begun, anchors)
+        return Opened(begun, encoded, used(encoded, anchors))
+
+    def _surveyed(self, encoded: Encoded, images: Tensor) -> Survey:
+        state, config = self._tca.reservoir, self.setup.preset.adaptation
+        logits = logits_of(encoded, self.setup)
+        centred = observed(state, logits, images, self.setup)
+        keys = reliability(centred.logits, config.key).to(state.keys.dtype)
+        known = chunk_inputs(state, encoded, centred.logits, keys, images, config)
+        return Survey(logits, centred, keys, decide(state, known, config))
+
+    def _checked(self, opened: Opened, images: Tensor) -> Checked:
+        survey = self._surveyed(opened.encoded, images)
+        found = self._foreseen(opened.encoded, survey.decisions)
+        return Checked(survey, found, found.fits(opened.encoded, opened.used))
+
+    def _repeated(self, opened: Opened, forecast: Forecast, rows: Tensor, source: Tensor) -> Opened:
+        """rows: the images encoded again, filled up, [B]; source: for each of the chunk its place there or −1, [P]."""
+        found = forecast.to(rows, source)
+        part = self.rest(take(opened.begun, rows), found)
+        put_([*tensors(opened.encoded), *opened.used], source, [*tensors(part), *used(part, found)])
+        return opened
+
+    def _foreseen(self, encoded: Encoded, decisions: Admissions) -> Forecast:
+        return forecast(self._tca.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)
+
+    def _closed(self, encoded: Encoded, survey: Survey, images: Tensor) -> Outcome:
+        logits, centred, keys, decisions = survey
+        state, config = self._tca.reservoir, self.setup.preset.adaptation
+        middles = None if config.centre == "off" else followed(state, encoded, images)
+        better = corrected(state, decisions, encoded.tokens, centred, middles, self._tca.weights, config)
+        store_(state, decisions, encoded, keys, images)
+        state.centre.copy_(centred.centre)
+        state.course.copy_(centred.course)
+        if middles is not None:
+            state.middle.copy_(middles[-1])
+        return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
+
+    def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:
+        encoded = self.rest(self.prefix(pixels), None)
+        return self._closed(encoded, self._surveyed(encoded, images), images)

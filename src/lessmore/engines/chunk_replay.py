@@ -1,0 +1,208 @@
+"""The reservoir as each image of a chunk finds it, without a reservoir for each.
+
+Rows are numbered through: first what was there before the chunk, then the chunk's P images. What a place holds when
+image i comes is the last row that went into it, so the whole history of a chunk is one running maximum, and everything
+that depends on it is read off products computed for all rows at once. All shapes are fixed by C, M and P.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessmore.config import Adaptation, Ready
+from lessmore.core.correction import class_scores, correct
+from lessmore.core.encoder import Encoded
+from lessmore.core.reservoir import Reservoir, class_mean
+from lessmore.core.token_mean import cosine
+from lessmore.engines.admission import Arrivals, ClassEntries, walk
+from lessmore.engines.anchor_prediction import Forecast
+from lessmore.engines.chunk_debias import Centred
+
+COLUMNS = 32
+"""Products have a multiple of so many columns."""
+
+
+class ChunkInputs(NamedTuple):
+    """What decisions about P images need to know; as in `walk.Arrivals`, on the device."""
+
+    label: Tensor
+    """[P] int64"""
+    key: Tensor
+    """[P]"""
+    sound: Tensor
+    """[P] bool"""
+    near: Tensor | None
+    """[P, M + P] float64"""
+    cosines: Tensor | None
+    """Between the entries of the classes predicted, before the chunk, 0 on the diagonal: [C, M, M] float64, or None."""
+
+
+class Admissions(NamedTuple):
+    """What P images do to the reservoir, all int64."""
+
+    label: Tensor
+    """Predicted class, [P]."""
+    slot: Tensor
+    """The slot that each takes, −1 where it is not stored, [P]."""
+    counts: Tensor
+    """Entries of its class from then on, 0 where it is not stored, [P]."""
+    held: Tensor
+    """The rows of these entries, [P, M]: class · M + slot before the chunk, C·M + j for image j, C·M + P for none."""
+    all_ready: Tensor
+    """The first image that finds two entries in every class, []; beyond all numbers where there is none."""
+
+    @property
+    def stored(self) -> Tensor:
+        """[P] bool"""
+        return self.slot >= 0
+
+
+def chunk_inputs(
+    state: Reservoir, encoded: Encoded, logits: Tensor, key: Tensor, images: Tensor, config: Adaptation
+) -> ChunkInputs:
+    """Of a batch whose first `images` [] are real, the others only filling it up.
+
+    Cosines are taken in float64, where their rounding cannot depend on how many images are looked at together.
+    """
+    label = logits.argmax(dim=-1)
+    sound = encoded.tokens.isfinite().flatten(1).all(dim=1) & torch.cat([encoded.feature, logits], 1).isfinite().all(1)
+    sound &= torch.arange(len(label), device=label.device) < images
+    if config.strategy not in ("diversity", "similarity"):
+        return ChunkInputs(label, key, sound, None, None)
+    new, unit = layer_mean(encoded.tokens), layer_mean(state.anchors[label])
+    near = torch.cat([(unit @ new.unsqueeze(-1)).squeeze(-1), new @ new.T], dim=1)
+    C, M = state.ids.shape
+    cosines = new.new_zeros(C, M, M)
+    cosines[label] = (unit @ unit.transpose(1, 2)) * (1 - torch.eye(M, dtype=unit.dtype, device=unit.device))
+    return ChunkInputs(label, key, sound, near, cosines)
+
+
+def layer_mean(tokens: Tensor) -> Tensor:
+    """Unit vectors along the mean over layers, [..., L, D] → [..., D] float64."""
+    return F.normalize(tokens.mean(dim=-2, dtype=torch.float64), dim=-1)
+
+
+def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
+    """What the images do, one after the other: in a kernel on CUDA, else on the host."""
+    if not chunk_inputs.label.is_cuda or importlib.util.find_spec("triton") is None:
+        return admit_on_host(state, chunk_inputs, config)
+    from lessmore.engines.kernels import admission as kernel
+
+    slot, counts, held, ready = kernel.walk(state, config.strategy, *chunk_inputs)
+    return Admissions(chunk_inputs.label, slot, counts, held, ready.amax())
+
+
+def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
+    """The same, by `walk.walk`."""
+    (C, M), P = state.ids.shape, len(chunk_inputs.label)
+    near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
+    newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
+    stored, all_ready = walk(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
+    table = np.zeros((P, 2 + M), dtype=np.int64)
+    table[:, 0], table[:, 2:] = -1, C * M + P
+    for image, label, slot, origins in stored:
+        table[image, :2] = slot, len(origins)
+        table[image, 2 : 2 + len(origins)] = [label * M + o if o < M else (C - 1) * M + o for o in origins]
+    told = torch.from_numpy(table).to(state.ids.device)
+    return Admissions(chunk_inputs.label, told[:, 0], told[:, 1], told[:, 2:], state.step.new_tensor(all_ready))
+
+
+def shelves(state: Reservoir, cosines: Tensor | None) -> list[ClassEntries]:
+    """The reservoir's classes, as decisions on the host see them; cosines: `ChunkInputs.cosines`."""
+    M = state.ids.shape[1]
+    near = state.keys.new_zeros(len(state.ids), M, M) if cosines is None else cosines
+    rows = zip(state.keys.tolist(), state.ids.tolist(), near.tolist(), state.counts.tolist(), strict=True)
+    return [ClassEntries(k[:n], i[:n], [row[:n] for row in c[:n]], list(range(n))) for k, i, c, n in rows]
+
+
+def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
+    """What each of a number of places holds as image i sees it: its own row, or `places` + t for the image t put there.
+
+    place: where each image went, [P] int64; arrived: whether it did, [P] bool. delay: 0 to see what image i itself did,
+    1 not to. Returns [P, places] int64.
+    """
+    P = len(place)
+    time = torch.arange(P, device=place.device)
+    rows = place.new_zeros(places, P + 1)  # a place's history lies together: it is run through much faster
+    rows[place, time + delay] = (places + time) * arrived
+    rows[:, 0] = rows[:, 0].maximum(torch.arange(places, device=place.device))
+    return rows.cummax(dim=1).values[:, :P].T.contiguous()
+
+
+def forecast(state: Reservoir, decisions: Admissions, tokens: Tensor, ready: Ready) -> Forecast:
+    """The anchors that each image finds if the chunk's tokens are these, [P, L, D]."""
+    C = len(state.counts)
+    slots = state.anchors.flatten(0, 1)
+    entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(1, *slots.shape[1:])])
+    later = class_mean(entries[decisions.held], decisions.counts)
+    rows = history(C, decisions.label, decisions.stored, delay=1)
+    if ready == "class":
+        usable = (rows >= C) | (state.counts >= 1)
+    else:
+        late = torch.arange(len(rows), device=rows.device) >= decisions.all_ready
+        usable = late.unsqueeze(1).expand_as(rows).contiguous()
+    return Forecast(state.means, later, entries, decisions.held, decisions.counts, usable, rows)
+
+
+def corrected(
+    state: Reservoir,
+    decisions: Admissions,
+    tokens: Tensor,
+    centred: Centred,
+    middles: Tensor | None,
+    weights: Tensor,
+    config: Adaptation,
+) -> Tensor:
+    """p̃ of images with tokens [P, L, D] and what is `centred` of them, against the entries each finds: [P, C].
+
+    middles: of the stream's tokens as each image finds them, [P, L, D], where they are to be taken off.
+    """
+    C, M = state.ids.shape
+    place = decisions.label * M + decisions.slot
+    held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))
+    slots = state.anchors.flatten(0, 1)
+    # Filled up with zeros: a product's kernel may round its odd columns otherwise, and columns change their places.
+    fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
+    entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
+    unit, stored = F.normalize(tokens.to(weights.dtype), dim=-1), F.normalize(entries, dim=-1).flatten(1).T
+    affinity = (unit * weights[:, None]).flatten(1) @ stored
+    if middles is not None:
+        along = middles * weights[:, None]
+        ours, square = ((other * along).flatten(1).sum(dim=1, keepdim=True) for other in (unit, middles))
+        affinity = cosine(affinity, ours, along.flatten(1) @ stored, square)
+    counted = (held >= C * M) | (state.ids >= 0).flatten()
+    if config.exclude_own:
+        counted &= held != torch.arange(C * M, C * M + len(tokens), device=held.device).unsqueeze(1)
+    scores = class_scores(affinity.gather(1, held).unflatten(1, (C, M)), counted.unflatten(1, (C, M)), config)
+    return correct(centred.logits, scores, config, centred.trust)
+
+
+def store_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
+    """Let a chunk of so many images [] into the reservoir, in place.
+
+    Every image writes its place, stored or not: what the place holds in the end. So no shape depends on who is stored.
+    """
+    label, slot = decisions.label, decisions.slot.clamp_min(0)
+    places, time = state.ids.numel(), torch.arange(len(label), device=label.device)
+    place = label * state.ids.shape[1] + slot
+    last = torch.zeros_like(state.ids).flatten().scatter_reduce(0, place, (time + 1) * decisions.stored, "amax")[place]
+    changed, image = last > 0, (last - 1).clamp_min(0)
+
+    def put(field: Tensor, values: Tensor) -> None:
+        flat = field.view(places, *field.shape[2:])
+        new = changed.view(-1, *[1] * (values.ndim - 1))
+        flat[place] = torch.where(new, values[image].to(field.dtype), flat[place])
+
+    put(state.anchors, encoded.tokens)
+    put(state.features, encoded.feature)
+    put(state.keys, key)
+    put(state.ids, state.step + time)
+    state.counts.copy_((state.ids >= 0).sum(dim=1))
+    state.means[label] = class_mean(state.anchors[label], state.counts[label])
+    state.step.add_(images)

@@ -1,0 +1,126 @@
+"""The CPU engine: the same tower with its linear layers packed for the processor; the rest is `eager`'s.
+
+- Weights lie in the order in which oneDNN's kernels read them, activations are applied while a product is still in
+  cache. QuickGELU, x·σ(1.702x), is the fused SiLU of a product scaled by 1.702, undone in the next weights.
+- Where only the class token is read off the last block, its other tokens are not computed.
+- TCA keeps its stored tokens normalised, so that the correction is one product (see `units.py`).
+- In float32 answers equal `eager`'s to rounding. `bfloat16` halves the time of the products on processors that have
+  such instructions; norms, attention, scores and the reservoir stay in float32.
+
+Packed weights are copies: they take as much memory as the tower's linear layers, once for all that run on the tower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lessmore.core.vit import Block, Mlp, ViT
+from lessmore.engines.cores import limit_threads
+from lessmore.engines.cpu_tca import UnitTCA
+from lessmore.errors import ConfigError
+from lessmore.methods import Method, Setup, make
+from lessmore.methods.tca import TCA
+
+# The activation as oneDNN names it, its variant, and the factor its input is scaled by.
+_FUSED = {
+    "quick_gelu": ("swish", "", 1.702),
+    "gelu": ("gelu", "none", 1.0),
+    "gelu_tanh": ("gelu", "tanh", 1.0),
+    "relu": ("relu", "", 1.0),
+}
+
+# Towers are frozen, so forks and other class lists may share what was packed, for as long as the tower lives.
+_PACKED: WeakKeyDictionary[ViT, dict[torch.dtype, ViT]] = WeakKeyDictionary()
+
+
+def build(method: str, setup: Setup, bfloat16: bool = False) -> Method:
+    """The named method on the packed tower; one that needs gradients gets the tower as it is."""
+    limit_threads()
+    plain = make(method, setup)
+    if plain.facts.needs_gradients:
+        return plain
+    return UnitTCA(prepare(setup, bfloat16)) if type(plain) is TCA else make(method, prepare(setup, bfloat16))
+
+
+def prepare(setup: Setup, bfloat16: bool = False) -> Setup:
+    """The setup with its tower packed; the tower given stays as it is, and shares all weights that are not packed."""
+    vision = setup.vision
+    if vision.positions.device.type != "cpu":
+        raise ConfigError(f"engine 'cpu' cannot run a model on {vision.positions.device}; move it with .to('cpu')")
+    if bfloat16 and not has_bfloat16():
+        raise ConfigError("this processor has no bfloat16 instructions; use engine='cpu', which stays in float32")
+    dtype, known = torch.bfloat16 if bfloat16 else vision.positions.dtype, _PACKED.setdefault(vision, {})
+    if dtype not in known:
+        known[dtype] = pack(vision, dtype)
+    return replace(setup, vision=known[dtype])
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 natively; emulated, it is slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether linear layers of this type can be packed here."""
+    return torch.backends.mkldnn.is_available() and dtype in (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer and its activation, the weights in oneDNN's own order; tokens [B, N, in] → [B, N, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, then: tuple[str, str] = ("none", "")):
+        super().__init__()
+        self.dtype = dtype
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
+        self.bias = None if bias is None else bias.to(dtype)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply in the packed type; the result has the type of x."""
+        name, variant = self.then
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, name, [], variant)
+        return y.to(x.dtype)
+
+
+class LastBlock(Block):
+    """A block of which only the class token is wanted, [B, N, D] → [B, 1, D]."""
+
+    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+        """All tokens are keys and values, the class token alone is a query and goes through the MLP."""
+        q, k, v = self.attn.project(self.norm1(x))
+        heads = F.scaled_dot_product_attention(q[:, :, :1], k, v, attn_mask=bias, is_causal=causal)
+        return self.add_mlp(self.add_attention(x[:, :1], self.attn.combine(heads)))
+
+
+def pack(vision: ViT, dtype: torch.dtype) -> ViT:
+    """A tower with the same answers: linear layers packed where they can be, nothing computed that is not read."""
+    shape = vision.shape
+    with torch.device("meta"):
+        tower = ViT(shape)
+        if shape.class_token and shape.pool == "class":
+            tower.blocks[-1] = LastBlock(shape.blocks)
+    tower.load_state_dict(vision.state_dict(), assign=True)
+    tower.eval().requires_grad_(False)
+    if can_pack(dtype):
+        for module in list(tower.modules()):
+            _pack_layers(module, shape.blocks.activation, dtype)
+    return tower
+
+
+def _pack_layers(module: nn.Module, activation: str, dtype: torch.dtype) -> None:
+    """Replace the linear layers a module holds itself."""
+    if isinstance(module, Mlp):
+        name, variant, scale = _FUSED[activation]
+        up, down = module.up, module.down
+        module.register_module("up", PackedLinear(up.weight * scale, up.bias * scale, dtype, (name, variant)))
+        module.activation = nn.Identity()
+        module.register_module("down", PackedLinear(down.weight / scale, down.bias, dtype))
+        return
+    for name, layer in list(module.named_children()):
+        if isinstance(layer, nn.Linear):
+            module.register_module(name, PackedLinear(layer.weight, layer.bias, dtype))

@@ -1,0 +1,188 @@
+"""One online step as a file: pixels and state in, scores and next state out, run by torch.export or ONNX Runtime.
+
+    lessmore.engines.export.save(adapter, "step.onnx")          # or step.pt2
+    step = lessmore.engines.export.load("step.onnx")
+    scores, zero_shot = step(pixels)                    # [1, 3, H, W] → [C], [C]; the state goes along
+
+The state is the reservoir, tensor by tensor under the names of `lessmore.core.reservoir.Reservoir`; docs/export.md shows the
+loop without this package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lessmore.adapter import Adapter
+from lessmore.core.correction import probabilities
+from lessmore.core.reservoir import Reservoir
+from lessmore.errors import ConfigError, StateError
+from lessmore.methods.tca import TCA, step
+from lessmore.storage.files import replacing
+
+ENDINGS = (".pt2", ".onnx")
+_FACTS = "lessmore.json"
+State = dict[str, Tensor]
+
+
+class Step(nn.Module):
+    """`lessmore.methods.tca.step` with the model and the class embeddings as its weights."""
+
+    text: Tensor
+    weights: Tensor
+
+    def __init__(self, method: TCA) -> None:
+        super().__init__()
+        self.setup = method.setup
+        self.vision = method.setup.vision
+        self.register_buffer("text", method.setup.text)
+        self.register_buffer("weights", method.weights)
+
+    def forward(self, pixels: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """One image [1, 3, H, W] → its scores [C], its zero-shot scores [C] and the next state."""
+        setup = replace(self.setup, vision=self.vision, text=self.text)
+        answer, after = step(setup, self.weights, pixels, Reservoir(**state))
+        scores = probabilities(answer.corrected, setup.preset.adaptation.domain)
+        return scores, answer.logits.softmax(dim=-1), after._asdict()
+
+
+class Exported:
+    """A step read back from its file, holding the state of one stream."""
+
+    def __init__(self, run: Callable[[Tensor, State], tuple[Tensor, Tensor, State]], start: State, facts: Any) -> None:
+        self.classes: list[str] = facts["classes"]
+        self._run, self._start = run, start
+        self.state = dict(start)
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and zero-shot scores [C] of one preprocessed image [1, 3, H, W]; the state goes one step on."""
+        scores, zero_shot, self.state = self._run(pixels, self.state)
+        return scores, zero_shot
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self.state = dict(self._start)
+
+
+def save(adapter: Adapter, path: str | Path) -> None:
+    """Write the adapter's step to a .pt2 (torch.export) or .onnx file; it starts with an empty reservoir."""
+    path = Path(path)
+    if path.suffix not in ENDINGS:
+        raise ConfigError(f"{path} does not end in {' or '.join(ENDINGS)}; give the file one of these endings")
+    if path.suffix == ".onnx":
+        _need_onnx()
+    program = program_of(adapter)
+    facts = json.dumps({"classes": adapter.classes, "model": adapter.vlm.fingerprint()})
+    with replacing(path) as new, new.open("wb") as file:
+        if path.suffix == ".pt2":
+            torch.export.save(program, file, extra_files={_FACTS: facts})
+        else:
+            file.write(_onnx_bytes(program, facts))
+
+
+def load(path: str | Path) -> Exported:
+    """A file of `save`, on the CPU. A .pt2 file can run code of its maker's choosing: load only what you trust."""
+    path = Path(path)
+    if not path.is_file():
+        raise StateError(f"there is no file {path}; write it with lessmore.engines.export.save or lessmore export")
+    return _load_onnx(path) if path.suffix == ".onnx" else _load_pt2(path)
+
+
+@torch.no_grad()
+def program_of(adapter: Adapter) -> torch.export.ExportedProgram:
+    """The step as torch.export sees it; its example inputs are an image of zeros and the empty state."""
+    if adapter.method_name != "tca":
+        raise ConfigError(f"only method 'tca' can be exported, not {adapter.method_name!r}; use adapt(method='tca')")
+    if adapter.preset.condensation.rule != "coreset":
+        raise ConfigError("reducers that match or sample tokens cannot be exported; use tca, evit or none")
+    method = TCA(adapter._setup)
+    side = adapter.vlm.vision.shape.image_size
+    pixels = torch.zeros(1, 3, side, side, dtype=adapter.vlm.dtype, device=adapter.vlm.device)
+    return torch.export.export(Step(method).eval(), (pixels, method.reservoir._asdict()), strict=False)
+
+
+def _load_pt2(path: Path) -> Exported:
+    files = {_FACTS: ""}
+    program = torch.export.load(path, extra_files=files)
+    if program.example_inputs is None or not files[_FACTS]:
+        raise StateError(f"{path} was not written by lessmore; write it with lessmore.engines.export.save")
+    start = program.example_inputs[0][1]
+    return Exported(torch.no_grad()(program.module()), start, json.loads(files[_FACTS]))
+
+
+def _need_onnx() -> Any:
+    """The onnxruntime module, all that comes with it being there too."""
+    try:
+        return [import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
+    except ImportError as error:
+        raise ConfigError(f"ONNX needs {error.name}; pip install 'lessmore[export]'") from error
+
+
+def stable_order(x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
+    """What `argsort(stable=True)` answers, by counting: ONNX has no stable sort.
+
+    A value's place is the number of values before it, equal ones at lower positions included, so places are all
+    different and no tie is left to a runtime's sort.
+    """
+    x = x.movedim(dim, -1)
+    position = torch.arange(x.shape[-1], device=x.device)
+    this, other = x.unsqueeze(-1), x.unsqueeze(-2)
+    earlier = other > this if descending else other < this
+    equal = (other == this) & (position < position.unsqueeze(-1))
+    place = (earlier | equal).to(torch.int64).sum(dim=-1)
+    return torch.zeros_like(place).scatter(-1, place, position.expand_as(place)).movedim(-1, dim)
+
+
+def _onnx_bytes(program: torch.export.ExportedProgram, facts: str) -> bytes:
+    assert program.example_inputs is not None
+    inputs = program.example_inputs[0]
+    names = list(inputs[1])
+    plain = program.run_decompositions({torch.ops.aten.argsort.stable: stable_order})
+    model = torch.onnx.export(
+        plain,
+        inputs,
+        dynamo=True,
+        verbose=False,
+        input_names=["pixels", *names],
+        output_names=["scores", "zero_shot", *(f"new_{name}" for name in names)],
+    )
+    assert model is not None
+    model.model.metadata_props["lessmore"] = facts
+    try:
+        proto: bytes = model.model_proto.SerializeToString()
+    except ValueError as error:
+        raise ConfigError("the model is too large for one ONNX file (2 GB); export it as .pt2") from error
+    return proto
+
+
+def _load_onnx(path: Path) -> Exported:
+    onnxruntime = _need_onnx()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    facts = session.get_modelmeta().custom_metadata_map.get("lessmore")
+    if facts is None:
+        raise StateError(f"{path} was not written by lessmore; write it with lessmore.engines.export.save")
+
+    def run(pixels: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
+        feed = {"pixels": pixels.numpy(), **{name: tensor.numpy() for name, tensor in state.items()}}
+        scores, zero_shot, *after = (torch.from_numpy(array) for array in session.run(None, feed))
+        return scores, zero_shot, dict(zip(state, after, strict=True))
+
+    return Exported(run, _empty_like(session), json.loads(facts))
+
+
+def _empty_like(session: Any) -> State:
+    """The empty state that a session takes."""
+    types = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(int64)": torch.int64}
+    types |= {"tensor(float16)": torch.float16}
+    state = {i.name: torch.zeros(i.shape, dtype=types[i.type]) for i in session.get_inputs()[1:]}
+    state["ids"].fill_(-1)
+    return state

@@ -1,0 +1,164 @@
+"""One online step as one CUDA graph: an image in, an answer and the next state out, nothing read on the host between.
+
+Towers with a class token run through the kernels; for others, and for methods the kernels do not know, the method's own
+step is captured as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lessmore.core.costs import Accounting
+from lessmore.core.debias import DOUBT
+from lessmore.engines import fused_tower
+from lessmore.engines.batching import copied
+from lessmore.engines.capture import capture
+from lessmore.engines.chunk_debias import LARGEST
+from lessmore.engines.kernels.debias import scan
+from lessmore.engines.kernels.elementwise import logits
+from lessmore.engines.kernels.reservoir import Sample, affinities, settle
+from lessmore.engines.kernels.token_mean import follow
+from lessmore.methods.registry import Outcome
+from lessmore.methods.tca import TCA
+from lessmore.methods.zeroshot import ZeroShot
+
+
+class Graph:
+    """Zero-shot or TCA, replayed from one captured step."""
+
+    def __init__(self, method: TCA | ZeroShot, body: Fused | Captured | None = None) -> None:
+        """body: what is captured; by default the kernels where they can run the tower."""
+        self.method, self.facts = method, method.facts
+        vision = method.setup.vision
+        side = vision.shape.image_size
+        self.pixels = vision.positions.new_zeros(1, 3, side, side)
+        self._body = body or _fused(method) or Captured(method)
+        state = method.reservoir if isinstance(method, TCA) else ()
+        self._graph = capture(lambda: self._body(self.pixels), state)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one preprocessed image [1, 3, H, W] and adapt."""
+        self.pixels.copy_(pixels)
+        self._graph.replay()
+        return self._body.outcome()
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the state's tensors."""
+        return self.method.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`; the tensors keep their places, which the graph knows."""
+        if isinstance(self.method, TCA):
+            fixed = self.method.reservoir
+            self.method.restore(state)
+            for ours, theirs in zip(fixed, self.method.reservoir, strict=True):
+                ours.copy_(theirs)
+            self.method.reservoir = fixed
+
+    def slots(self) -> Tensor | None:
+        """Which slots of the memory are in use."""
+        return self.method.slots()
+
+    def course(self) -> Tensor | None:
+        """Of the stream's centre, [12]; None for zero-shot."""
+        return self.method.course() if isinstance(self.method, TCA) else None
+
+    def macs(self, accounting: Accounting = "matmul") -> int:
+        """As many as the method's own."""
+        return self.method.macs(accounting)
+
+
+class Captured:
+    """A method's own step, as it is."""
+
+    def __init__(self, method: TCA | ZeroShot) -> None:
+        self.method = method
+        self.last: Outcome
+
+    def __call__(self, pixels: Tensor) -> None:
+        """One step on fixed pixels; the results keep their places in the graph's memory."""
+        self.last = self.method.predict(pixels)
+
+    def outcome(self) -> Outcome:
+        """Copies of the last results."""
+        return copied(self.last)
+
+
+class Fused:
+    """The step in kernels: encode, compare with the class texts, and for TCA settle with the reservoir."""
+
+    def __init__(self, method: TCA | ZeroShot) -> None:
+        self.method, setup = method, method.setup
+        config, C = setup.preset.condensation, len(setup.text)
+        self.guided = isinstance(method, TCA) and method.wants is None
+        self.tower = fused_tower.FusedTower(setup.vision, config, self.guided, C)
+        self.text = setup.text.float().contiguous()
+        device, E = self.text.device, setup.vision.shape.embed
+        M = method.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
+        self.sample = Sample.of(C, M, device)
+        self.logits, self.feature = torch.zeros(1, C, device=device), torch.zeros(1, E, device=device)
+        self.believed, self.lean = torch.zeros_like(self.logits), setup.lean.float()
+        self.trust = torch.zeros_like(self.logits)
+        self.sums = torch.zeros(1, 3, setup.vision.shape.blocks.depth, device=device)
+        self.one = torch.ones((), dtype=torch.int64, device=device)
+        self.side = torch.cuda.Stream() if device.type == "cuda" else None
+
+    def __call__(self, pixels: Tensor) -> None:
+        """One step on fixed pixels."""
+        method, setup = self.method, self.method.setup
+        state = method.reservoir if isinstance(method, TCA) else None
+        pooled = self.tower.forward(pixels, state, setup.preset.adaptation.ready)
+        logits(pooled, self.text, setup.logit_scale, self.feature, self.logits)
+        if isinstance(method, TCA):
+            self._settle(method)
+        else:
+            torch.softmax(self.logits[0], dim=-1, out=self.sample.zero_shot)
+
+    def _settle(self, method: TCA) -> None:
+        """Take the centre off logits and tokens where that is asked for, then settle with the reservoir."""
+        state, config = method.reservoir, method.setup.preset.adaptation
+        tokens, believed, middle, trust = self.tower.tokens, self.logits, None, None
+        if config.centre != "off":
+            centre, doubt, trust = (state.centre, state.course), DOUBT[config.centre], self.trust
+            with beside(self.side):  # one small program, while others look through the reservoir
+                believed = scan(self.logits, self.lean, self.one, centre, self.believed, *centre, trust, doubt)
+            place = state.middle, state.middle, self.sums
+            middle = follow(tokens[None], self.feature, self.one, state.step, *place)
+        affinities(tokens, method.weights, state.anchors, self.sample.affinity, middle, self.sums)
+        if trust is not None and self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+        settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample, trust)
+
+    def outcome(self) -> Outcome:
+        """Copies of the last results."""
+        zero_shot = self.sample.zero_shot.clone()
+        plain = isinstance(self.method, ZeroShot)
+        scores = zero_shot if plain else self.sample.scores.clone()
+        stored = None if plain else self.sample.slot >= 0
+        return Outcome(self.logits[0].clone(), scores, zero_shot, stored, self.tower.steps())
+
+
+@contextmanager
+def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launch on another stream, after all that was launched so far; on none where there is none."""
+    if side is None:
+        yield
+        return
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+
+
+def _fused(method: TCA | ZeroShot) -> Fused | None:
+    setup = method.setup
+    if isinstance(method, TCA) and setup.preset.adaptation.centre != "off" and len(setup.text) > LARGEST:
+        return None
+    return None if fused_tower.unsupported(setup.vision, setup.preset.condensation) else Fused(method)

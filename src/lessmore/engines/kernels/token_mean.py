@@ -1,0 +1,54 @@
+"""The middle of a stream's tokens after each of a number of images: `lessmore.core.token_mean.moved` in one launch."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lessmore.core.token_mean import PAST, PRIOR, SHARE
+
+
+@triton.jit
+def _follow(
+    tokens, features, images, step, middle, out, sums, P, D, E, stride_p, stride_l,
+    share: tl.constexpr, prior: tl.constexpr, past: tl.constexpr, WIDTH: tl.constexpr, EMBED: tl.constexpr,
+):  # fmt: skip
+    layer, layers, d, e = tl.program_id(0), tl.num_programs(0), tl.arange(0, WIDTH), tl.arange(0, EMBED)
+    wide = middle.dtype.element_ty
+    here = d < D
+    m = tl.load(middle + layer * D + d, mask=here, other=0)
+    before, real = tl.load(step), tl.load(images)
+    tl.debug_barrier()  # out may be where the middle was
+    for i in range(P):
+        token = tl.load(tokens + i * stride_p + layer * stride_l + d, mask=here, other=0).to(wide)
+        feature = tl.load(features + i * E + e, mask=e < E, other=0).to(wide)
+        # Zero times a value that is not finite is not a number, and stays so in a sum.
+        sound = (tl.sum(token * 0, axis=0) + tl.sum(feature * 0, axis=0) == 0) & (i < real)
+        square = tl.sum(token * token, axis=0)
+        unit = token / tl.maximum(tl.sqrt(square), 1e-12)
+        known = tl.minimum((before + i + 1).to(wide) + prior, past)
+        m = tl.where(sound, m + (share * unit - m) / known, m)
+        tl.store(out + (i * layers + layer) * D + d, m, mask=here)
+        place = sums + i * 3 * layers + layer
+        tl.store(place, square)
+        tl.store(place + layers, tl.sum(token * m, axis=0))
+        tl.store(place + 2 * layers, tl.sum(m * m, axis=0))
+
+
+def follow(
+    tokens: Tensor, features: Tensor, images: Tensor, step: Tensor, middle: Tensor, out: Tensor, sums: Tensor
+) -> Tensor:
+    """The middle [L, D] after each of P images with tokens [P, L, D] (strided in P and L) and features [P, E] → out.
+
+    images: how many of them are real, []; the others, and those with a value that is not finite, leave it where it is.
+    step: samples before the first, []. out: [P, L, D], for one image perhaps the middle itself. sums: where to leave
+    `memory.own_sums` of each image with its middle, [P, 3, L].
+    """
+    P, L, D = tokens.shape
+    E = features.shape[1]
+    _follow[(L,)](
+        tokens, features, images, step, middle, out, sums, P, D, E, tokens.stride(0), tokens.stride(1), SHARE, PRIOR,
+        PAST, WIDTH=triton.next_power_of_2(D), EMBED=triton.next_power_of_2(E), num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,30 @@
+"""Encoding batches in two halves, before and after the first condensing block, by what is fastest for the tower."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from lessmore.config import Condensation
+from lessmore.core.encoder import Encoded, PrefixState, begin, resume
+from lessmore.core.scoring import Guide
+from lessmore.core.vit import ViT
+
+Prefix = Callable[[Tensor], PrefixState]
+"""Pixels [B, 3, H, W] up to the first condensing block, as `encoder.begin`."""
+Rest = Callable[[PrefixState, Guide | None], Encoded]
+"""From there on, as `encoder.resume`."""
+
+
+def halves(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
+    """The fused tower on CUDA where it can run this one, else the encoder's own functions."""
+    if vit.positions.is_cuda and importlib.util.find_spec("triton") is not None:
+        from lessmore.engines import fused_encoder, fused_tower
+
+        if fused_tower.unsupported(vit, config) is None:
+            fused = fused_encoder.Batched(vit, config)
+            return fused.begin, fused.resume
+    return partial(begin, vit, config=config), lambda begun, anchors: resume(vit, begun, config, anchors)

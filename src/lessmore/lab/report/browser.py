@@ -1,0 +1,77 @@
+"""What the page's script needs of every sample, in as few letters as possible: columns of numbers, texts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lessmore.lab.report.album import Album
+from lessmore.lab.report.tokens import PALETTE, TINT
+from lessmore.lab.store import Row
+
+_NONE = -1
+
+
+class Texts:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """The number of a text, new or known."""
+        return self.all.setdefault(text, len(self.all))
+
+
+def payload(titles: Sequence[str], rows: Sequence[Sequence[Row]], albums: Sequence[Album]) -> dict[str, Any]:
+    """Everything about all runs that the script reads; lists of the runs are in the same order."""
+    ids, lists = Texts(), list[list[str]]()
+    runs: list[dict[str, Any]] = []
+    uris: dict[int, str] = {}
+    for title, samples, album in zip(titles, rows, albums, strict=True):
+        names = list(names_of(samples, album))
+        if names not in lists:
+            lists.append(names)
+        at = {row["i"]: position for position, row in enumerate(samples)}
+        pictures = {at[i]: _picture(samples[at[i]], album) for i in album.uris}
+        runs.append({"title": title, "classes": lists.index(names), **_columns(samples, ids), "pictures": pictures})
+        uris |= {ids.number(samples[at[i]]["id"]): uri for i, uri in album.uris.items()}
+    return {"palette": PALETTE, "tint": TINT, "ids": list(ids.all), "classes": lists, "uris": uris, "runs": runs}
+
+
+def names_of(rows: Sequence[Row], album: Album) -> Sequence[str]:
+    """Class names, or numbers where the run does not say them."""
+    if album.classes:
+        return album.classes
+    last = max(max(row["label"], row.get("zero_shot", 0), *row.get("top5", (0,))) for row in rows)
+    return [f"class {c}" for c in range(last + 1)]
+
+
+def _columns(rows: Sequence[Row], ids: Texts) -> dict[str, Any]:
+    """Numbers of each sample; probabilities in thousandths, −1 where an image could not be read."""
+    domains = Texts()
+    return {
+        "id": [ids.number(row["id"]) for row in rows],
+        "label": [row["label"] for row in rows],
+        "domain": [domains.number(row["domain"]) for row in rows],
+        "domains": list(domains.all),
+        **{name: [row.get(field, _NONE) for row in rows] for name, field in _ANSWERS.items()},
+        **{f"{name}P": [_thousandths(row, field) for row in rows] for name, field in _SURE.items()},
+        "entropy": [_thousandths(row, "entropy") for row in rows],
+        "errors": {i: row["error"] for i, row in enumerate(rows) if "error" in row},
+    }
+
+
+_ANSWERS = {"zero": "zero_shot", "before": "unadapted", "after": "prediction"}
+_SURE = {"zero": "zero_shot_probability", "before": "unadapted_probability", "after": "probability"}
+
+
+def _thousandths(row: Row, name: str) -> int:
+    return round(1000 * row[name]) if name in row else _NONE
+
+
+def _picture(row: Row, album: Album) -> dict[str, Any]:
+    """The five likeliest classes of a pictured sample, and what became of its tokens where any were condensed."""
+    tokens = album.tokens.get(row["i"])
+    top = [[c, round(1000 * p)] for c, p in zip(row["top5"], row["top5_probabilities"], strict=True)]
+    return {"top": top} | ({} if tokens is None else tokens._asdict())

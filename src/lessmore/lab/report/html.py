@@ -1,0 +1,176 @@
+"""The page of many runs: one file, with everything in it, that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lessmore
+from lessmore.errors import ConfigError
+from lessmore.lab.report import charts, detail
+from lessmore.lab.report.album import Album, Entry
+from lessmore.lab.report.browser import names_of, payload
+from lessmore.lab.report.overview import Line, Overview, cost_chart, overview
+from lessmore.lab.report.page import part
+from lessmore.lab.report.runs import Finished
+from lessmore.lab.report.tables import TUNED
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What the page shows of one run besides its samples."""
+
+    number: int
+    title: str
+    facts: dict[str, str]
+    figures: tuple[detail.Figure, ...]
+    reservoir: tuple[tuple[str, tuple[Entry, ...]], ...]
+    """Class names with the entries of each class."""
+    reservoir_note: str
+    notes: tuple[str, ...]
+
+
+def render(runs: Sequence[Finished], albums: Sequence[Album], left_out: Sequence[str] = ()) -> str:
+    """The page as HTML text; albums: of the same runs in the same order; left_out: others, with the reason."""
+    found = overview(runs)
+    numbers = {run.summary["key"]: number for number, run in enumerate(runs)}
+    titles = [title(run) for run in runs]
+    script = part("report.js")
+    return _template().render(
+        version=lessmore.__version__,
+        lead=lead(found),
+        overview=found,
+        widest=max(abs(end) for line in found.lines for end in (line.gain.low, line.gain.high)),
+        numbers=numbers,
+        facets=_facets(found),
+        tuned=TUNED,
+        panels=[_panel(i, titles[i], run, album) for i, (run, album) in enumerate(zip(runs, albums, strict=True))],
+        left_out=left_out,
+        data=payload(titles, [run.rows for run in runs], albums),
+        styles=part("base.css") + part("report.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _template() -> Any:
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise ConfigError("the report needs jinja2; install it with: pip install 'lessmore[report]'") from error
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    environment.filters.update(signed=charts.signed, thousands="{:,}".format)
+    environment.globals.update(interval=charts.interval, verdict=charts.verdict)
+    return environment.from_string(part("report.html"))
+
+
+def title(run: Finished) -> str:
+    """A run in a few words."""
+    spec, data = run.summary["spec"], run.summary["dataset"]
+    seen = [data["name"], spec["corruption"], None if spec["order"] == "iid" else spec["order"]]
+    setting = f"{spec['method']} + {spec['reducer']}, {spec['preset']}, R = {spec['R']:g}, seed {spec['seed']}"
+    return f"{' '.join(text for text in seen if text)}: {setting}"
+
+
+def lead(found: Overview) -> str:
+    """What came out, in a sentence or two, whatever it is."""
+    lines = [line for line in found.lines if not line.plain]
+    if not lines:
+        return "Zero-shot runs only: there is nothing to compare them with."
+    better, worse = (
+        sum(charts.verdict(line.gain.low, line.gain.high) == kind for line in lines) for kind in ("good", "bad")
+    )
+    if len(lines) == 1:
+        gain = lines[0].gain
+        outcome = "above" if better else "below" if worse else "not clearly different from"
+        return (
+            f"Accuracy is {outcome} matched zero-shot: {charts.signed(gain.value)} points "
+            f"(95 % interval {charts.signed(gain.low)} to {charts.signed(gain.high)}), "
+            f"at {charts.signed(100 * (lines[0].gmacs / lines[0].plain_gmacs - 1), 0)} % multiply-accumulates."
+        )
+    streams = "one stream" if len(found.streams) == 1 else f"{len(found.streams)} streams"
+    return (
+        f"Of {len(lines)} comparisons on {streams} of images, {better} are clearly above matched "
+        f"zero-shot, {worse} clearly below, and {len(lines) - better - worse} not clearly different."
+    )
+
+
+def _facets(found: Overview) -> list[dict[str, str]]:
+    """Per stream, accuracy against multiply-accumulates and against time."""
+
+    def of(stream: str) -> dict[str, str]:
+        lines: list[Line] = [line for line in found.lines if line.stream == stream]
+        return {
+            "stream": stream,
+            "gmacs": cost_chart(lines, lambda line: line.gmacs, "GMACs"),
+            "ms": cost_chart(lines, lambda line: line.ms, "ms per image"),
+        }
+
+    return [of(stream) for stream in found.streams]
+
+
+def _panel(number: int, name: str, run: Finished, album: Album) -> Panel:
+    metrics, names = run.summary["metrics"], names_of(run.rows, album)
+    domains = [detail.by_domain(metrics["domains"])] if metrics["domains"] else []
+    return Panel(
+        number=number,
+        title=name,
+        facts=_facts(run),
+        figures=(
+            detail.over_time(run.rows),
+            detail.windows(metrics["over_time"]),
+            detail.calibration(run.rows, metrics),
+            *detail.by_class(run.rows, names),
+            *domains,
+        ),
+        reservoir=_by_class(album, names),
+        reservoir_note=_reservoir_note(run, album),
+        notes=album.notes,
+    )
+
+
+def _facts(run: Finished) -> dict[str, str]:
+    spec, data, found, made = (run.summary[name] for name in ("spec", "dataset", "metrics", "provenance"))
+    machine = made["hardware"]["gpu"] or made["hardware"]["cpu"]
+    failed = f", {found['failed']:,} could not be read" if found["failed"] else ""
+    options = ", ".join(f"{name} = {value}" for name, value in spec["options"].items())
+    return {
+        "Data": f"{data['name']}, {data['classes']:,} classes; {data['note'] or 'all images'}",
+        "Stream": f"{spec['order']}, seed {spec['seed']}, corruption {spec['corruption'] or 'none'}",
+        "Images": f"{found['n']:,} answered{failed}",
+        "Model": f"{spec['model'].rstrip('/').rpartition('/')[2]}, {made['dtype']}",
+        "Method": f"{spec['method']} with reducer {spec['reducer']}, R = {spec['R']:g}",
+        "Preset": spec["preset"] + (f"; {options}" if options else ""),
+        "Adaptation": f"changed {found['changed']:,} answers of the condensed model; McNemar {_p(found['mcnemar_p'])}",
+        "Machine": f"{machine}; threads: {made['threads']}; torch {made['versions']['torch']}",
+    }
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _by_class(album: Album, names: Sequence[str]) -> tuple[tuple[str, tuple[Entry, ...]], ...]:
+    classes = dict.fromkeys(entry.label for entry in album.reservoir)
+    return tuple((names[c], tuple(entry for entry in album.reservoir if entry.label == c)) for c in classes)
+
+
+def _reservoir_note(run: Finished, album: Album) -> str:
+    if run.summary["spec"]["method"] != "tca":
+        return f"{run.summary['spec']['method']} keeps no reservoir of images; only tca does."
+    if not album.entries:
+        return "The reservoir cannot be shown: see below."
+    right = sum(entry.label == entry.row["label"] for entry in album.reservoir)
+    shown = len(album.reservoir)
+    amount = f"Shown are {shown:,} of {album.entries:,} images" if shown < album.entries else f"{shown:,} images"
+    marked = "; the others are marked" if right < shown else ""
+    key = run.header["identity"]["adaptation"]["key"]
+    number = "entropy in nats" if key == "entropy" else "−p log p of the predicted class, in nats"
+    return (
+        f"What the run remembered at the end, by the class an image was taken for. {amount}, {right:,} of which really "
+        f"belong to that class{marked}. The number is the {number}: small means sure."
+    )

@@ -1,0 +1,209 @@
+"""Many runs arranged as one table, as a pure function of their summaries; `lessmore.lab.report.formats` writes it down.
+
+A row is a setting, a column a stream of images, a cell the mean over seeds. Seeds put the same images into another
+order, so they do not narrow the interval: ± is half the width of a run's own 95 % interval, averaged over the seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+Summary = Mapping[str, Any]
+"""The content of one summary.json."""
+
+ALWAYS = ("model", "method", "reducer", "preset", "R")
+SOMETIMES = ("options", "templates", "precision", "device")
+"""Settings a row shows only where the runs differ in them."""
+TUNED = "†"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Figures of one setting on one stream, in percent and points."""
+
+    accuracy: float
+    half: float | None = None
+    """Half the width of the 95 % interval."""
+    gain: float | None = None
+    """Against matched zero-shot; None in zero-shot's own row."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting."""
+
+    labels: tuple[str, ...]
+    seeds: str
+    cells: tuple[Cell | None, ...]
+    """One per column, the average last where there are two columns or more."""
+    tuned: bool = False
+    """Chosen with the help of test labels, so never the best."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What Markdown and LaTeX show."""
+
+    head: tuple[str, ...]
+    """Names of the settings that `Row.labels` holds."""
+    columns: tuple[str, ...]
+    images: tuple[str, ...]
+    """Number of images of each column."""
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def best(self, row: Row, i: int) -> bool:
+        """Whether no row of the same model is better in column `i`, to the digits shown."""
+        rivals = [r.cells[i] for r in self.rows if r.labels[0] == row.labels[0] and not r.tuned]
+        top = max((round(cell.accuracy, 2) for cell in rivals if cell is not None), default=None)
+        cell = row.cells[i]
+        return cell is not None and not row.tuned and round(cell.accuracy, 2) == top
+
+
+@dataclass(frozen=True)
+class Run:
+    """A summary and where it belongs: in the row of its settings and the column of its stream."""
+
+    summary: Summary
+    settings: Mapping[str, str]
+    column: str
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """What came out."""
+        metrics: Mapping[str, Any] = self.summary["metrics"]
+        return metrics
+
+
+def table(summaries: Iterable[Summary], incomplete: Sequence[str] = ()) -> Table:
+    """Arrange finished runs; `incomplete` names others that are left out, to be listed below."""
+    runs, repeated = newest(summaries)
+    head = (*ALWAYS, *(name for name in SOMETIMES if len({run.settings[name] for run in runs}) > 1))
+    columns = sorted({run.column for run in runs})
+    matched = _grouped(runs, lambda run: _matched_labels(run, head))
+    settings = _grouped(runs, lambda run: tuple(run.settings[name] for name in head))
+    rows = [_matched_row(labels, of, columns) for labels, of in matched]
+    rows += [_row(labels, of, columns) for labels, of in settings]
+    rows.sort(key=lambda row: row.labels[0])  # by model; zero-shot stays before the others
+    average = ("average",) if len(columns) > 1 else ()
+    images = (*(_images(run for run in runs if run.column == column) for column in columns), *("" for _ in average))
+    return Table(head, (*columns, *average), images, tuple(rows), _notes(runs, repeated, incomplete))
+
+
+def newest(summaries: Iterable[Summary]) -> tuple[list[Run], int]:
+    """One run per setting, stream and seed, the last finished one; and how many others there were."""
+    distinct = {summary["key"]: summary for summary in summaries}
+    streams: dict[str, set[str]] = {}
+    for summary in distinct.values():
+        streams.setdefault(_column(summary), set()).add(summary["dataset"]["fingerprint"])
+    kept: dict[tuple[object, ...], Run] = {}
+    for summary in sorted(distinct.values(), key=lambda one: (str(one["provenance"].get("finished")), one["key"])):
+        column = _column(summary)
+        if len(streams[column]) > 1:  # different data under one name
+            column = f"{column}, {summary['dataset']['fingerprint'][:8]}"
+        run = Run(summary, {name: _setting(summary, name) for name in (*ALWAYS, *SOMETIMES)}, column)
+        kept[(*run.settings.values(), column, summary["spec"]["seed"])] = run
+    return list(kept.values()), len(distinct) - len(kept)
+
+
+def _setting(summary: Summary, name: str) -> str:
+    """A setting as it is shown; the device is the one that was used, for `auto` says nothing."""
+    value = summary["provenance"].get("device") if name == "device" else summary["spec"].get(name)
+    if name == "preset" and summary.get("tuned_on"):
+        return f"{_preset(summary)} {TUNED}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={value[key]}" for key in sorted(value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _preset(summary: Summary) -> str:
+    """Presets tuned on the data set they run on share a row: `released/eurosat` on eurosat is `released/own`."""
+    name = str(summary["spec"]["preset"])
+    return f"{name.rpartition('/')[0]}/own" if summary["tuned_on"] == summary["dataset"]["name"] else name
+
+
+def _column(summary: Summary) -> str:
+    spec, data = summary["spec"], summary["dataset"]
+    parts = [data["name"], spec.get("corruption"), None if spec.get("order") == "iid" else spec.get("order")]
+    return ", ".join(str(part) for part in (*parts, data.get("note")) if part)
+
+
+def _grouped(runs: list[Run], labels: Callable[[Run], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[Run]]]:
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(labels(run), []).append(run)
+    return sorted(groups.items())
+
+
+def _row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
+    of = [[run for run in runs if run.column == column] for column in columns]
+    counts = sorted({len(part) for part in of if part})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
+    return Row(labels, seeds, _averaged([_cell(part) for part in of]), any(run.summary["tuned_on"] for run in runs))
+
+
+def _cell(runs: list[Run]) -> Cell | None:
+    if not runs:
+        return None
+    return Cell(
+        100 * fmean(run.metrics["accuracy"] for run in runs),
+        fmean(_half(run.metrics["accuracy_ci"]) for run in runs),
+        100 * fmean(run.metrics["gain"] for run in runs),
+    )
+
+
+def _matched_labels(run: Run, head: tuple[str, ...]) -> tuple[str, ...]:
+    """Labels of the row of zero-shot answers that every run gave beside its own, on all tokens."""
+    given = {"method": "matched zero-shot", "R": "1", "reducer": "", "preset": "", "options": ""}
+    return tuple(given.get(name, run.settings[name]) for name in head)
+
+
+def _matched_row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
+    cells: list[Cell | None] = []
+    for column in columns:
+        metrics = [run.metrics for run in runs if run.column == column]
+        accuracy = [100 * m["zero_shot_accuracy"] for m in metrics]
+        cells.append(Cell(fmean(accuracy), fmean(_half(m["zero_shot_ci"]) for m in metrics)) if metrics else None)
+    return Row(labels, "", _averaged(cells))
+
+
+def _half(interval: Sequence[float]) -> float:
+    low, high = interval
+    return 100 * (high - low) / 2
+
+
+def _averaged(cells: list[Cell | None]) -> tuple[Cell | None, ...]:
+    """With the mean over the columns appended; one hole leaves a hole, for other means would not compare."""
+    if len(cells) < 2:
+        return tuple(cells)
+    known = [cell for cell in cells if cell is not None]
+    if len(known) < len(cells):
+        return (*cells, None)
+    gains = [cell.gain for cell in known if cell.gain is not None]
+    return (*cells, Cell(fmean(cell.accuracy for cell in known), gain=fmean(gains) if gains else None))
+
+
+def _images(runs: Iterable[Run]) -> str:
+    counts = sorted({run.metrics["n"] for run in runs})
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,}–{counts[-1]:,}"
+
+
+def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[str, ...]:
+    notes = [
+        "Accuracy in percent ± half the width of the 95 % interval, mean over seeds; in brackets the gain over matched "
+        "zero-shot (same prompts and images, all tokens) in points. Bold: best of its model.",
+    ]
+    tuned = sorted({run.summary["tuned_on"] for run in runs if run.summary["tuned_on"]})
+    if tuned:
+        notes.append(f"{TUNED} Settings tuned on test labels, those of {', '.join(tuned)}; never in bold.")
+    failed = sum(run.metrics["failed"] for run in runs)
+    if failed:
+        notes.append(f"{failed:,} images could not be read and count nowhere.")
+    if repeated:
+        notes.append(f"{repeated} older runs of the same setting, stream and seed are left out.")
+    if incomplete:
+        notes.append(f"Not finished or not readable, left out: {', '.join(incomplete)}.")
+    return tuple(notes)

@@ -1,0 +1,212 @@
+"""Pictures of condensed tokens: the image as the tower saw it, then what each condensing block left of it.
+
+Pruned patches are black and stay black, kept ones stay as they are, merged ones take the colour of their token: patches
+that ride in one token share a colour, and a token keeps its colour from block to block.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from lessmore.adapter import Adapter, Prediction
+from lessmore.core.condense.source import GONE, MERGED, PRUNED, SourceMap
+from lessmore.errors import ConfigError
+from lessmore.models.preprocess import Preprocess
+from lessmore.models.vlm import VLM
+
+# Okabe and Ito's colours first, told apart by colour-blind readers too; then five of Tol's for long traces.
+PALETTE = (
+    (230, 159, 0),
+    (0, 114, 178),
+    (204, 121, 167),
+    (0, 158, 115),
+    (240, 228, 66),
+    (213, 94, 0),
+    (86, 180, 233),
+    (136, 34, 85),
+    (153, 153, 51),
+    (68, 170, 153),
+    (51, 34, 136),
+    (221, 221, 221),
+)
+TINT = 0.6
+"""Weight of a token's colour over the picture."""
+PANEL_SIDE = 192
+"""Panels are at least this wide, in pixels."""
+LEGEND = "black: pruned; coloured: merged, one colour per token; otherwise kept"
+
+_GAP, _LINE, _SIZE = 8, 20, 14
+_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "arial.ttf")
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def as_picture(image: Image.Image | Tensor) -> Image.Image:
+    """A Pillow RGB image from one, or from a tensor [3, H, W]: uint8, or float in 0…1."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    pixels = image.detach().cpu()
+    if pixels.is_floating_point():
+        pixels = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def as_seen(image: Image.Image, vlm: VLM) -> Image.Image:
+    """The square the tower sees of an image, cut and resized as its preprocessing does it."""
+    if isinstance(vlm.preprocess, Preprocess):
+        return Image.fromarray(vlm.preprocess.resize(image))
+    pixels = vlm.preprocess(image).float()  # somebody else's function: its mean and spread are not known
+    low, high = pixels.amin(), pixels.amax()
+    return as_picture((pixels - low) / (high - low).clamp_min(1e-6))
+
+
+def cluster_colours(trace: SourceMap, row: int = 0) -> NDArray[np.int64]:
+    """[S, n] number of the colour of every patch after every block, −1 where it was never merged or is gone.
+
+    A token merged from coloured ones takes the lowest of their numbers.
+    """
+    fate, token = trace.fate[row].cpu().numpy(), trace.token[row].cpu().numpy()
+    colours = np.full(token.shape, -1, dtype=np.int64)
+    now, used = np.full(token.shape[1], -1, dtype=np.int64), 0
+    for s in range(len(token)):
+        now = np.where(token[s] >= 0, now, -1)
+        for merged in np.unique(token[s][fate[s] == MERGED]):
+            members = token[s] == merged
+            old = now[members & (now >= 0)]
+            now[members] = old.min() if len(old) else used
+            used += not len(old)
+        colours[s] = now
+    return colours
+
+
+def panels(image: Image.Image | Tensor, trace: SourceMap, side: int = PANEL_SIDE, row: int = 0) -> list[Image.Image]:
+    """One square picture per condensing block, `side` pixels wide or the next multiple of the patches' grid."""
+    grid = math.isqrt(trace.fate.shape[-1])
+    picture = _square(image, grid, side)
+    return [
+        _paint(picture, trace.fate[row, s].cpu().numpy(), colours)
+        for s, colours in enumerate(cluster_colours(trace, row))
+    ]
+
+
+def _square(image: Image.Image | Tensor, grid: int, side: int) -> Image.Image:
+    """The picture enlarged (or shrunk) so that every patch is a whole number of pixels."""
+    picture = as_picture(image)
+    if picture.width != picture.height:
+        raise ConfigError(f"the picture is {picture.width} x {picture.height}; give the square the model saw (as_seen)")
+    side = grid * math.ceil(side / grid)
+    resample = Image.Resampling.NEAREST if side % picture.width == 0 else Image.Resampling.BICUBIC
+    return picture.resize((side, side), resample)
+
+
+def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64]) -> Image.Image:
+    """Blacken what is pruned or gone and tint what is merged; fate and colours are [n], row by row."""
+    grid = math.isqrt(len(fate))
+    cell = picture.width // grid
+    pixels = np.asarray(picture).copy()
+    for patch, (end, colour) in enumerate(zip(fate, colours, strict=True)):
+        top, left = patch // grid * cell, patch % grid * cell
+        place = (slice(top, top + cell), slice(left, left + cell))
+        if end in (PRUNED, GONE):
+            pixels[place] = 0
+        elif colour >= 0:
+            tint = np.asarray(PALETTE[colour % len(PALETTE)])
+            pixels[place] = np.rint(pixels[place] * (1 - TINT) + tint * TINT)
+    return Image.fromarray(pixels)
+
+
+def strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str = "", row: int = 0) -> Image.Image:
+    """The original and its panels side by side, captioned.
+
+    trace: None where nothing was condensed. line: one line of text below, such as `answers`.
+    """
+    if trace is None:
+        pictures, captions = [_square(image, 1, PANEL_SIDE)], ["original, nothing condensed"]
+    else:
+        patches = trace.fate.shape[-1]
+        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *panels(image, trace, row=row)]
+        captions = [f"original: {patches} patches"]
+        captions += [f"block {b}: {n} tokens left" for b, n in zip(trace.blocks, trace.left[row].tolist(), strict=True)]
+    return _mount(pictures, captions, [line, "" if trace is None else LEGEND])
+
+
+def _mount(pictures: list[Image.Image], captions: list[str], lines: list[str]) -> Image.Image:
+    font, side = _font(), pictures[0].width
+    lines = [_drawable(text, font) for text in lines if text]
+    widest = max([len(pictures) * (side + _GAP) - _GAP, *(math.ceil(font.getlength(text)) for text in lines)])
+    height = side + _LINE * (1 + len(lines)) + 3 * _GAP
+    sheet = Image.new("RGB", (widest + 2 * _GAP, height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left = _GAP + i * (side + _GAP)
+        sheet.paste(picture, (left, _GAP))
+        draw.text((left, side + _GAP + 4), _drawable(caption, font), fill=(60, 60, 60), font=font)
+    for i, text in enumerate(lines):
+        fill = (110, 110, 110) if text == LEGEND else (0, 0, 0)
+        draw.text((_GAP, side + 2 * _GAP + _LINE * (1 + i)), text, fill=fill, font=font)
+    return sheet
+
+
+@functools.cache
+def _font() -> Font:
+    """A font of the machine that knows most letters, or Pillow's own, which knows ASCII."""
+    for name in _FONTS:
+        try:
+            return ImageFont.truetype(name, _SIZE)
+        except OSError:
+            continue
+    return ImageFont.load_default(_SIZE)
+
+
+def _drawable(text: str, font: Font) -> str:
+    """The text, or its nearest ASCII where the font is Pillow's own."""
+    text = text if len(text) <= 160 else f"{text[:157]}..."
+    if isinstance(font, ImageFont.FreeTypeFont) and font.getname()[0] != "Aileron":
+        return text
+    plain = unicodedata.normalize("NFKD", text.replace("→", "->"))
+    return "".join(c for c in plain if not unicodedata.combining(c)).encode("ascii", "replace").decode()
+
+
+def answers(classes: Sequence[str], prediction: Prediction) -> str:
+    """`before: LABEL p → after: LABEL p`."""
+    first = int(prediction.zero_shot_scores.argmax())
+    before, after = float(prediction.zero_shot_scores[first]), float(prediction.scores[prediction.index])
+    return f"before: {classes[first]} {before:.2f} → after: {prediction.label} {after:.2f}"
+
+
+def prediction_strip(adapter: Adapter, image: Image.Image, prediction: Prediction) -> Image.Image:
+    """The strip of a prediction made with `trace=True`; image: as it was handed in, of any size."""
+    return strip(as_seen(image, adapter.vlm), prediction.trace, answers(adapter.classes, prediction))
+
+
+def png(picture: Image.Image) -> bytes:
+    """The picture as a PNG file."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def data_uri(picture: Image.Image) -> str:
+    """The picture as an address that holds it, for pages that load nothing."""
+    return "data:image/png;base64," + base64.b64encode(png(picture)).decode()
+
+
+def jpeg_uri(picture: Image.Image, side: int) -> str:
+    """The same as a JPEG of at most `side` pixels, a tenth of the size."""
+    file = io.BytesIO()
+    picture = picture.convert("RGB")
+    picture.thumbnail((side, side))
+    picture.save(file, "JPEG", quality=82, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,152 @@
+"""One run: a stream through a method, sample by sample, so that it can be cut off anywhere and go on exactly.
+
+Every sample adds a line to the run's files; now and then a checkpoint remembers the method's state. A run that was cut
+off goes on from its last checkpoint and writes the same bytes as if nothing had happened. The summary is made of the
+lines alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lessmore.data.dataset import Dataset
+from lessmore.lab import metrics, provenance
+from lessmore.lab.job import prepare
+from lessmore.lab.loader import Loaded, load
+from lessmore.lab.sampler import Sampler
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import Row, Store, read_summary
+from lessmore.lab.summary import Summary, header, summary
+from lessmore.models.vlm import VLM
+
+__all__ = ["Pace", "Summary", "run_one"]
+
+
+def run_one(
+    spec: RunSpec,
+    output: str | Path,
+    *,
+    resume: bool = True,
+    quiet: bool = False,
+    cache: bool | str | Path = True,
+    checkpoints: float = 0.02,
+    stop: Callable[[], bool] = lambda: False,
+    vlm: VLM | None = None,
+    dataset: Dataset | None = None,
+) -> Summary | None:
+    """Do one run in its folder under `output`, or what is left of it, and return its summary.
+
+    resume: go on where an earlier process was cut off, and leave a finished run alone; else start anew. cache: keep
+    encodings and class embeddings on disk, at the given place if it is a path. checkpoints: the share of the time they
+    may take. stop: asked after every sample; once it is true the run is left, ready to be resumed, and None returned.
+    vlm, dataset: the model and data set that `spec` names, where they are open already.
+    """
+    metrics.require()
+    job = prepare(spec, vlm, dataset)
+    folder = Path(output) / job.name
+    done = read_summary(folder) if resume else None
+    if done is not None:
+        return done
+    with Store(folder, job.key) as store:
+        environment = provenance.environment(job.vlm.device)
+        provenance.watch_memory(job.vlm.device)
+        begun = store.begin(header(job, environment), anew=not resume)
+        sampler = Sampler(job, cache)
+        if begun.cursor:
+            sampler.method.restore(begun.state)
+        if not _stream(sampler, store, begun.cursor, Pace(checkpoints), quiet, stop):
+            return None
+        found = summary(sampler, store, environment)
+        store.finish(found)
+    return found
+
+
+class Pace:
+    """Says when a checkpoint is due, so that all of them together take no more than a share of the time."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.spent = 0.0
+        self._begun = time.perf_counter()
+        self._last = 0.02
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._begun
+
+    def due(self) -> bool:
+        """Whether one that takes as long as the last one fits in."""
+        return self.spent + self._last <= self.share * self.elapsed
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Around a checkpoint: takes its time."""
+        start = time.perf_counter()
+        yield
+        self._last = time.perf_counter() - start
+        self.spent += self._last
+
+
+def _stream(sampler: Sampler, store: Store, cursor: int, pace: Pace, quiet: bool, stop: Callable[[], bool]) -> bool:
+    """Answer the samples from `cursor` on; False if stopped before the end."""
+    total, stopped = len(sampler.job.stream), False
+    with closing(_samples(sampler, cursor)) as samples, _Progress(store.rows(), total, quiet) as progress:
+        for loaded in samples:
+            row, timing = sampler(loaded)
+            store.append(row, timing)
+            progress.count(row)
+            cursor = loaded.i + 1
+            stopped = cursor < total and stop()
+            if stopped or pace.due():
+                with pace.spending():
+                    store.checkpoint(cursor, sampler.method.state())
+            if stopped:
+                break
+    sampler.flush()
+    return not stopped
+
+
+def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
+    """Samples from `cursor` on; only those are loaded whose encodings are not in the cache."""
+    job = sampler.job
+    needed = [i for i in range(cursor, len(job.stream)) if not sampler.cached(i)]
+    with closing(load(job.stream, job.vlm.preprocess, needed, job.spec.workers)) as images:
+        missing = set(needed)
+        for i in range(cursor, len(job.stream)):
+            yield next(images) if i in missing else Loaded(i, None, None)
+
+
+class _Progress:
+    """A bar with the running accuracy and gain; nothing where there is no terminal."""
+
+    def __init__(self, before: list[Row], total: int, quiet: bool) -> None:
+        self._right = self._plain = self._answered = 0
+        self._bar = tqdm(total=total, initial=len(before), unit="image", disable=quiet or None)
+        for row in before:
+            self._add(row)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def count(self, row: Row) -> None:
+        """Show one more sample."""
+        self._add(row)
+        if self._answered:
+            accuracy, gain = self._right / self._answered, (self._right - self._plain) / self._answered
+            self._bar.set_postfix_str(f"accuracy {100 * accuracy:.1f}, gain {100 * gain:+.1f}", refresh=False)
+        self._bar.update()
+
+    def _add(self, row: Row) -> None:
+        if "error" not in row:
+            self._answered += 1
+            self._right += row["prediction"] == row["label"]
+            self._plain += row["zero_shot"] == row["label"]

@@ -1,0 +1,141 @@
+"""One sample of a run: encode it or take it from the cache, let the method answer, and write down what came of it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lessmore.config import Condensation
+from lessmore.core.encoder import PLAIN
+from lessmore.errors import ImageError, NonFiniteError
+from lessmore.lab.cache import CachedEncoder, Shards, cache_folder, effective, tokens_left
+from lessmore.lab.job import Job
+from lessmore.lab.loader import Loaded, load_one
+from lessmore.lab.store import Row
+from lessmore.methods import FromEncoded, FromViews, Outcome, make
+from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.models.to_pixels import to_pixels, to_views
+
+_TOP = 5
+
+
+class Sampler:
+    """Answers the samples of a job one after another; holds the method, and the encoders with their cache."""
+
+    def __init__(self, job: Job, cache: bool | str | Path) -> None:
+        self.job = job
+        self._setup = job.setup(cache)
+        self.method = make(job.spec.method, self._setup)
+        wants = self.method.wants if isinstance(self.method, FromEncoded) else None
+        condensation = effective(job.settings.condensation)
+        shared = wants is not None and condensation == PLAIN
+
+        def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
+            return CachedEncoder(job.vlm.vision, config, Shards(cache_folder(cache, job.sight, config), tokens))
+
+        self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
+        self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None
+
+    def cached(self, i: int) -> bool:
+        """Whether sample i can be answered without its pixels."""
+        name = self.job.stream.id(i)
+        return self._own is not None and name in self._own.shards and name in self._plain.shards
+
+    def flush(self) -> None:
+        """Have every new encoding in the cache."""
+        self._plain.shards.flush()
+        if self._own is not None:
+            self._own.shards.flush()
+
+    @torch.no_grad()
+    def __call__(self, loaded: Loaded) -> tuple[Row, Row]:
+        """The sample's row and its timing; one that cannot be answered gets a row with the reason."""
+        i, stream = loaded.i, self.job.stream
+        about = {"i": i, "id": stream.id(i), "label": stream.label(i), "domain": stream.visits[i].domain}
+        try:
+            if loaded.error is not None:
+                raise ImageError(loaded.error)
+            answer, timing = self._answer(i, functools.cache(lambda: self._pixels(loaded)))
+        except (ImageError, NonFiniteError) as error:
+            return {**about, "error": " ".join(str(error).split())}, {"i": i, "encoded": False}
+        return {**about, **answer}, {"i": i, **timing}
+
+    def _answer(self, i: int, pixels: Callable[[], Tensor]) -> tuple[Row, Row]:
+        """Matched zero-shot is asked before the method, which must not learn from an image the model cannot read."""
+        name, begun = self.job.stream.id(i), self._clock()
+        entry, fresh = (None, True) if self._own is None else self._own(name, pixels)
+        encoded = self._clock()
+        zero_shot = self._zero_shot(name, pixels)
+        seen = None if entry is not None else self._seen(i, pixels)
+        compared = self._clock()
+        if entry is not None and isinstance(self.method, FromEncoded):
+            outcome, tokens = self.method.answer(entry.encoded), entry.kept
+        else:
+            assert seen is not None
+            outcome = self.method.predict(seen)
+            tokens = tokens_left(self.job.vlm.vision, outcome.steps)
+        answer = _answer_row(outcome, zero_shot, tokens)
+        seconds = (encoded - begun) + (self._clock() - compared)
+        timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
+        return answer, timing
+
+    def _zero_shot(self, name: str, pixels: Callable[[], Tensor]) -> Tensor:
+        """Probabilities of matched zero-shot (same prompts, R = 1), [C] float32 on the CPU."""
+        entry, _ = self._plain(name, pixels)
+        scores = zero_shot_logits(entry.encoded, self._setup.text, self._setup.logit_scale)[0].softmax(dim=-1)
+        scores = scores.float().cpu()
+        if not scores.isfinite().all():
+            raise NonFiniteError(f"the model answers this image with NaN or infinity in {self.job.vlm.dtype}")
+        return scores
+
+    def _seen(self, i: int, pixels: Callable[[], Tensor]) -> Tensor:
+        """What the method looks at: [1, 3, H, W], or views [V, 3, H, W] of the image as it was before preprocessing."""
+        if isinstance(self.method, FromViews):
+            return to_views(self.job.stream.image(i), self.job.vlm, self.method.views, self.job.spec.seed)
+        return pixels()
+
+    def _pixels(self, loaded: Loaded) -> Tensor:
+        """[1, 3, H, W] on the device; loaded only now where a cached encoding could not be read."""
+        if loaded.pixels is None:
+            loaded = load_one(self.job.stream, self.job.vlm.preprocess, loaded.i)
+        if loaded.pixels is None:
+            raise ImageError(loaded.error)
+        return to_pixels(torch.from_numpy(loaded.pixels), self.job.vlm)
+
+    def _clock(self) -> float:
+        if self.job.vlm.device.type == "cuda":
+            torch.cuda.synchronize(self.job.vlm.device)
+        return time.perf_counter()
+
+
+def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> Row:
+    """The answer as JSON; one that is not finite is replaced by matched zero-shot's, [C]."""
+    scores, before = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
+    refused = not bool(scores.isfinite().all() and before.isfinite().all())
+    if refused:
+        scores = before = zero_shot
+    top = scores.sort(descending=True, stable=True)  # stable: among equals the first class leads
+    unadapted, plain = int(before.argmax()), int(zero_shot.argmax())
+    return {
+        "prediction": int(top.indices[0]),
+        "probability": _round(top.values[0]),
+        "top5": top.indices[:_TOP].tolist(),
+        "top5_probabilities": [_round(value) for value in top.values[:_TOP]],
+        "unadapted": unadapted,
+        "unadapted_probability": _round(before[unadapted]),
+        "zero_shot": plain,
+        "zero_shot_probability": _round(zero_shot[plain]),
+        "entropy": _round(torch.special.entr(before).sum()),
+        "changed": int(top.indices[0]) != unadapted,
+        "refused": refused,
+        "tokens": tokens,
+    }
+
+
+def _round(value: Tensor | float) -> float:
+    return round(float(value), 6)

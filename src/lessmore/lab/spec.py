@@ -1,0 +1,102 @@
+"""What the user asks of one run, and how lists of wishes become many runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from lessmore.config import Preset
+from lessmore.config import preset as make_preset
+from lessmore.core.condense.registry import reducer as make_reducer
+from lessmore.core.condense.registry import reducer_for
+from lessmore.data.orders import plan
+from lessmore.data.registry import expand
+from lessmore.errors import ConfigError, unknown
+from lessmore.methods import method_options, split_options
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+# Slowest first: what is loaded for one run serves the next.
+AXES = ("model", "precision", "dataset", "templates", "corruption", "order", "seed", "reducer", "preset", "R", "method")
+"""Fields of which a grid may hold lists."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: model × method × reducer × data set × order × seed, and how it is to be done."""
+
+    model: str
+    """Whatever `lessmore.load` takes by name."""
+    dataset: str
+    """Whatever `lessmore.data.registry.open_dataset` takes."""
+    method: str = "tca"
+    reducer: str = "auto"
+    preset: str = "default"
+    R: float | None = None
+    """Kept fraction of the tokens; None = the preset's."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Single fields of the preset, such as lam or K, and the method's own."""
+    root: str | None = None
+    """Folder of the data sets."""
+    templates: str | None = None
+    """A template set of the data set or of the package, or a text with {}; None = the data set's default."""
+    order: str = "iid"
+    corruption: str | None = None
+    seed: int = 0
+    limit: int | float | None = None
+    device: str = "auto"
+    precision: str = "float32"
+    workers: int = 0
+    """Processes that decode ahead; 0 = decode in between. No number depends on it."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can be refused before anything is loaded."""
+        object.__setattr__(self, "reducer", reducer_for(self.reducer, self.method))
+        if self.precision not in PRECISIONS:
+            raise ConfigError(unknown("precision", self.precision, PRECISIONS))
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 or more, not {self.workers}")
+        plan(self.order, self.corruption)
+        self.settings()
+        method_options(self.method, self.own_options())
+
+    def settings(self) -> Preset:
+        """The preset, with R, options and reducer as this run has them."""
+        _, shared = split_options(self.method, self.options)
+        chosen = make_preset(self.preset, **shared, **({} if self.R is None else {"R": self.R}))
+        return chosen._replace(condensation=make_reducer(self.reducer, chosen.condensation, shared))
+
+    def own_options(self) -> dict[str, Any]:
+        """Those of the options that are the method's."""
+        own, _ = split_options(self.method, self.options)
+        return own
+
+
+def product(wishes: Mapping[str, Any]) -> list[RunSpec]:
+    """All runs of a grid: every field of `AXES` may be a list; data set names may be groups or patterns.
+
+    A corruption `none` stands for no corruption, so that a list may hold it.
+    """
+    known = [f.name for f in fields(RunSpec)]
+    for name in wishes:
+        if name not in known:
+            raise ConfigError(unknown("setting", name, known))
+    axes = {name: _listed(wishes[name]) for name in AXES if name in wishes}
+    if "dataset" in axes:
+        axes["dataset"] = expand(axes["dataset"])
+    if "corruption" in axes:
+        axes["corruption"] = [None if value == "none" else value for value in axes["corruption"]]
+    rest = {name: value for name, value in wishes.items() if name not in AXES}
+    missing = [name for name in ("model", "dataset") if not axes.get(name)]
+    if missing:
+        raise ConfigError(f"there is no {missing[0]}; give at least one")
+    chosen = itertools.product(*axes.values())
+    return [RunSpec(**rest, **dict(zip(axes, values, strict=True))) for values in chosen]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

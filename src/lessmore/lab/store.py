@@ -1,0 +1,174 @@
+"""One run on the disk: what was asked, a line per sample, the checkpoint it goes on from, and the summary.
+
+    spec.json                what was asked, and everything the key was made of
+    samples.jsonl            a line per sample: no clock, so that the same run gives the same bytes
+    timings.jsonl            a line per sample: how long it took
+    checkpoint.safetensors   the method's state after `cursor` samples, and how long the two files were then
+    summary.json             written once, at the end
+
+Lines are on the disk before a checkpoint that counts them. After a crash the files are cut back to the checkpoint, so
+that whatever came later, half a line included, is done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from lessmore.errors import StateError
+from lessmore.storage import statefile
+from lessmore.storage.files import write_json
+
+Row = dict[str, Any]
+_NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
+
+
+class Checkpoint(NamedTuple):
+    """Where a run goes on."""
+
+    cursor: int
+    """Samples done."""
+    state: dict[str, Tensor]
+    """The method's state after them."""
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"cannot write to {folder} ({error.strerror or error}); make room there or choose a folder you may write "
+            "to; what is there stays, and the same command goes on from it"
+        ) from error
+
+
+class Log:
+    """A file of JSON lines that only grows; each line is handed to the system at once."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """Open and cut back to `keep` bytes."""
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self.size = keep
+        if os.fstat(self._handle).st_size < keep:
+            self.close()
+            raise StateError(f"{path} is shorter than its checkpoint says; start this run anew with --overwrite")
+        os.ftruncate(self._handle, keep)
+
+    def append(self, row: Row) -> None:
+        """Add one line."""
+        line = (json.dumps(row) + "\n").encode()
+        if os.write(self._handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += len(line)
+
+    def sync(self) -> None:
+        """Have all lines on the disk."""
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._handle)
+
+
+class Store:
+    """A run's folder, held by one process at a time; use it in a `with` block."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        self.key = key
+        self._lock = FileLock(folder / ".lock")
+        self._samples: Log
+        self._timings: Log
+
+    def __enter__(self) -> Store:
+        with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout as error:
+                raise StateError(
+                    f"another process is working on {self.folder}; wait until it ends, or choose another --output"
+                ) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for log in ("_samples", "_timings"):
+            if hasattr(self, log):
+                getattr(self, log).close()
+        self._lock.release()
+
+    def begin(self, header: Row, anew: bool) -> Checkpoint:
+        """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on."""
+        path = self.folder / "checkpoint.safetensors"
+        with _writing(self.folder):
+            if anew:
+                for name in ("summary.json", path.name, "spec.json"):
+                    (self.folder / name).unlink(missing_ok=True)
+            for left in self.folder.glob(".*.new"):  # by a process that was killed while it wrote
+                left.unlink()
+            if not (self.folder / "spec.json").exists():
+                write_json(self.folder / "spec.json", header)
+        state, facts = statefile.read(path, {"key": self.key}) if path.exists() else ({}, dict(_NOTHING))
+        with _writing(self.folder):
+            self._samples = Log(self.folder / "samples.jsonl", facts["samples"])
+            self._timings = Log(self.folder / "timings.jsonl", facts["timings"])
+        return Checkpoint(facts["cursor"], state)
+
+    def header(self) -> Row:
+        """What spec.json says: as the run was begun."""
+        header: Row = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
+        return header
+
+    def append(self, sample: Row, timing: Row) -> None:
+        """Add one sample's lines."""
+        with _writing(self.folder):
+            self._samples.append(sample)
+            self._timings.append(timing)
+
+    def checkpoint(self, cursor: int, state: Mapping[str, Tensor]) -> None:
+        """Remember that `cursor` samples are done and what the method knew then."""
+        facts = {"key": self.key, "cursor": cursor, "samples": self._samples.size, "timings": self._timings.size}
+        with _writing(self.folder):
+            self._samples.sync()
+            self._timings.sync()
+        statefile.write(self.folder / "checkpoint.safetensors", state, facts)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, after which the run is done and its checkpoint no longer needed."""
+        with _writing(self.folder):
+            self._samples.sync()
+            self._timings.sync()
+            write_json(self.folder / "summary.json", summary)
+            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def rows(self, name: str = "samples.jsonl") -> list[Row]:
+        """The lines of a file, as far as they are written."""
+        return read_rows(self.folder / name)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole lines of a JSONL file; one that was cut off is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, or None; needs no lock, for it is there as a whole or not at all."""
+    path = folder / "summary.json"
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read ({error}); start this run anew with --overwrite") from error
+    return summary

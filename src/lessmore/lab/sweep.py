@@ -1,0 +1,170 @@
+"""Many runs: a grid file becomes a list of runs, whichever machines they are done on.
+
+Every run keeps itself: it skips what is done, goes on where it was cut off, and holds a lock while it works. So a sweep
+needs no memory of its own; the same command again does what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+import yaml
+
+from lessmore.data.orders import plan
+from lessmore.errors import ConfigError, LessmoreError, unknown
+from lessmore.lab.job import open_model
+from lessmore.lab.runner import Summary, run_one
+from lessmore.lab.spec import AXES, RunSpec, product
+from lessmore.methods import list_methods
+from lessmore.models.vlm import VLM
+
+RETRIES = 3
+"""How often a run is taken up again whose process was lost."""
+_FIELDS = ("grid", "exclude", "cpus", "gpus")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a grid file asks for."""
+
+    specs: tuple[RunSpec, ...]
+    cpus: int = 1
+    """Threads of each run."""
+    gpus: float = 0
+    """GPUs of each run on a Ray cluster; a fraction lets runs share one."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a run: its summary, or why there is none."""
+
+    spec: RunSpec
+    summary: Summary | None
+    error: str = ""
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a YAML file such as this one:
+
+    grid:                            # one mapping or a list of them; lists give every combination
+      model: tiny
+      dataset: [eurosat, dtd]
+      method: [zeroshot, tca]
+      seed: [0, 1, 2]
+      root: data
+    exclude:                         # runs that agree with all of an entry are left out
+      - {method: zeroshot, seed: [1, 2]}
+    cpus: 2                          # threads of each run
+    gpus: 0.5                        # GPUs of each run, on Ray
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ConfigError(f"the grid {path} cannot be read ({reason}); give a YAML file with the key grid") from error
+    if not isinstance(content, dict) or not content.get("grid"):
+        raise ConfigError(f"{path} has no grid; write the settings of the runs below the key grid")
+    for name in content:
+        if name not in _FIELDS:
+            raise ConfigError(f"{path}: {unknown('key', str(name), _FIELDS)}")
+    specs = expand(_mappings(content["grid"], "grid"), _mappings(content.get("exclude") or [], "exclude"))
+    cpus, gpus = content.get("cpus", 1), content.get("gpus", 0)
+    if type(cpus) is not int or cpus < 1 or type(gpus) not in (int, float) or not 0 <= gpus < float("inf"):
+        raise ConfigError(f"{path}: cpus must be a whole number from 1 and gpus a number from 0, not {cpus} and {gpus}")
+    return Grid(specs, cpus, gpus)
+
+
+def _mappings(value: Any, name: str) -> list[Mapping[str, Any]]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(entry, dict) for entry in values):
+        raise ConfigError(f"{name} must hold settings such as method: tca, or a list of such mappings")
+    return values
+
+
+def expand(grids: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, Any]] = ()) -> tuple[RunSpec, ...]:
+    """All runs of the grids, each once, checked as far as that is possible without a model or a data set."""
+    left_out = [_listed(entry) for entry in exclude]
+    specs: dict[str, RunSpec] = {}
+    for spec in (spec for wishes in grids for spec in product(_typed(wishes))):
+        if not any(all(getattr(spec, name) in values for name, values in entry.items()) for entry in left_out):
+            _check(spec)
+            specs[repr(asdict(spec))] = spec
+    if not specs:
+        raise ConfigError("the grid holds no run; exclude leaves nothing of it")
+    return spread(list(specs.values()))
+
+
+def _listed(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """An entry of exclude with lists throughout; the corruption `none` is None in a run."""
+    known = [f.name for f in fields(RunSpec)]
+    for name in entry:
+        if name not in known:
+            raise ConfigError(f"exclude: {unknown('setting', str(name), known)}")
+    listed = {name: value if isinstance(value, list) else [value] for name, value in entry.items()}
+    return {name: [*values, None] if "none" in values else values for name, values in listed.items()}
+
+
+def _typed(wishes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The wishes, once their values, which a file may give any type, have the types `RunSpec` says."""
+    for name, hint in get_type_hints(RunSpec).items():
+        values = wishes[name] if isinstance(wishes.get(name), list) else [wishes[name]] if name in wishes else []
+        if len(values) > 1 and name not in AXES:
+            raise ConfigError(f"{name} takes one value; lists are for {', '.join(AXES)}")
+        kinds = _kinds(hint)
+        for value in values:
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{name} cannot be {value!r}; give {' or '.join(kind.__name__ for kind in kinds)}")
+    return wishes
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    if get_origin(hint) is Mapping:
+        return (dict,)
+    kinds = get_args(hint) or (hint,)
+    return (*kinds, int) if float in kinds and int not in kinds else kinds
+
+
+def _check(spec: RunSpec) -> None:
+    plan(spec.order, spec.corruption)
+    if spec.method not in list_methods():
+        raise ConfigError(unknown("method", spec.method, list_methods()))
+
+
+def spread(specs: list[RunSpec]) -> tuple[RunSpec, ...]:
+    """Runs on the same images far apart: what the first of them encodes is in the cache when the next one begins."""
+    turns: dict[tuple[object, ...], int] = {}
+    order = []
+    for number, spec in enumerate(specs):
+        images = (spec.model, spec.precision, spec.dataset, spec.corruption)
+        turns[images] = turns.get(images, 0) + 1
+        order.append((turns[images], number))
+    return tuple(specs[number] for _, number in sorted(order))
+
+
+class Worker:
+    """Does runs one after another in one process; the model stays loaded while it is the same."""
+
+    def __init__(self, output: Path, threads: int) -> None:
+        self._output = output
+        self._model: tuple[tuple[str, str, str], VLM] | None = None
+        torch.set_num_threads(threads)
+
+    def __call__(self, spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> Done:
+        """Do a run or what is left of it; whatever goes wrong is this run's error and not the sweep's."""
+        try:
+            return Done(spec, run_one(spec, self._output, quiet=True, stop=stop, vlm=self._vlm(spec)))
+        except LessmoreError as error:
+            return Done(spec, None, str(error))
+        except Exception as error:
+            return Done(spec, None, f"{type(error).__name__}: {error}")
+
+    def _vlm(self, spec: RunSpec) -> VLM:
+        wanted = (spec.model, spec.device, spec.precision)
+        if self._model is None or self._model[0] != wanted:
+            self._model = None  # let go of the old one before the new one takes its room
+            self._model = (wanted, open_model(spec))
+        return self._model[1]

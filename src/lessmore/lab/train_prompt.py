@@ -1,0 +1,238 @@
+"""Learning a context from a few labelled images per class, for the methods `coop` and `cocoop`.
+
+Every random choice follows from the seed and the number of the step, and a step's state is a handful of small tensors:
+training that was cut off goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from lessmore.core.encoder import encode
+from lessmore.data.dataset import Dataset
+from lessmore.errors import ConfigError
+from lessmore.methods.cocoop import conditioned, new_network
+from lessmore.methods.context import WORDS, Frame, embed_classes, frame, read_context, write_context
+from lessmore.methods.views import ViewOptions, make_views
+from lessmore.models.vlm import VLM
+from lessmore.prompts import class_names
+
+_WARM_UP = 1e-5  # learning rate of the first epoch
+_DECAY, _MOMENTUM = 5e-4, 0.9
+_PAUSE = 20.0  # seconds between two saves
+_CROP = ViewOptions(views=2)  # the plain image and the one crop that is wanted
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a context is learnt; the defaults are the published ones."""
+
+    method: Literal["coop", "cocoop"] = "coop"
+    shots: int = 16
+    """Images per class."""
+    epochs: int = 0
+    """0 is the method's own: 50 for CoOp, 10 for CoCoOp."""
+    batch: int = 0
+    """Images per step; 0 is the method's own: 32 for CoOp, 1 for CoCoOp."""
+    lr: float = 2e-3
+    words: str = WORDS
+    """What the context begins as."""
+    crops: bool = True
+    """Learn from random crops, as published; else from the whole images, which are then encoded only once."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Fill in what the method decides, and validate."""
+        if self.method not in ("coop", "cocoop"):
+            raise ConfigError(f"method={self.method!r} has nothing to train; choose coop or cocoop")
+        epochs, batch = (50, 32) if self.method == "coop" else (10, 1)
+        object.__setattr__(self, "epochs", self.epochs or epochs)
+        object.__setattr__(self, "batch", self.batch or batch)
+        if min(self.shots, self.epochs, self.batch) < 1 or not self.lr > 0:
+            raise ConfigError("shots, epochs and batch are numbers from 1, and lr is positive; correct them")
+
+
+@dataclass
+class Course:
+    """A training on its way: what is learnt, and how far it has come."""
+
+    vlm: VLM
+    dataset: Dataset
+    training: Training
+    chosen: list[int]
+    """Numbers of the images."""
+    frame: Frame
+    learned: dict[str, Tensor]
+    optimiser: torch.optim.SGD
+    step: int = 0
+    loss: float = math.nan
+    """Of the last step."""
+    encoded: dict[int, Tensor] = field(default_factory=dict)
+    """Features [E] of whole images, by number."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches it takes to see every image once; the last may be smaller."""
+        return math.ceil(len(self.chosen) / self.training.batch)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.training.epochs * self.steps_per_epoch
+
+    def advance(self) -> None:
+        """One step."""
+        epoch, batch = divmod(self.step, self.steps_per_epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate(self.training, epoch)
+        order = np.random.default_rng([self.training.seed, epoch]).permutation(self.chosen)
+        size = self.training.batch
+        numbers = [int(i) for i in order[batch * size : (batch + 1) * size]]
+        labels = torch.tensor([self.dataset.labels[i] for i in numbers], device=self.vlm.device)
+        self.optimiser.zero_grad()
+        loss = self._loss(self._features(numbers, epoch), labels)
+        loss.backward()
+        self.optimiser.step()
+        self.step, self.loss = self.step + 1, loss.item()
+
+    @torch.no_grad()
+    def _features(self, numbers: list[int], epoch: int) -> Tensor:
+        """Features [B, E] of images; crops follow from seed and epoch, whole images are encoded once."""
+        if self.training.crops:
+            seed = self.training.seed * 100_003 + epoch
+            return self._encode([make_views(self.vlm, self.dataset.image(i), seed, _CROP)[1] for i in numbers])
+        for i in numbers:  # one by one: in a batch the others may change an image's last bits
+            if i not in self.encoded:
+                self.encoded[i] = self._encode([self.vlm.preprocess(self.dataset.image(i))])[0]
+        return torch.stack([self.encoded[i] for i in numbers])
+
+    def _encode(self, images: list[Tensor]) -> Tensor:
+        pixels = torch.stack(images).to(self.vlm.device, self.vlm.dtype)
+        return encode(self.vlm.vision, pixels).feature.to(self.frame.start.dtype)
+
+    def _loss(self, feature: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of the labels [B] of images with features [B, E] under the learned prompts."""
+        if self.training.method == "coop":
+            logits = feature @ embed_classes(self.frame, self.learned["context"]).T
+        else:
+            text = embed_classes(self.frame, conditioned(self.learned, feature))
+            logits = (text @ feature.unsqueeze(-1)).squeeze(-1)
+        return F.cross_entropy(self.vlm.logit_scale * logits, labels)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next step depends on."""
+        momenta = {f"momentum.{k}": self.optimiser.state[v].get("momentum_buffer") for k, v in self.learned.items()}
+        return {**self.learned, **{k: v for k, v in momenta.items() if v is not None}}
+
+    def go_on(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Go on from `tensors()` after that many steps."""
+        self.step = step
+        for name, weight in self.learned.items():
+            weight.data.copy_(tensors[name])
+            if f"momentum.{name}" in tensors:
+                self.optimiser.state[weight]["momentum_buffer"] = tensors[f"momentum.{name}"].to(weight, copy=True)
+
+
+def few_shots(dataset: Dataset, shots: int, seed: int) -> list[int]:
+    """Numbers of `shots` images of every class (all, where there are fewer), drawn by the seed."""
+    rng = np.random.default_rng([seed, shots])
+    labels = np.asarray(dataset.labels)
+    drawn = (rng.permutation(np.flatnonzero(labels == c))[:shots] for c in range(len(dataset.classes)))
+    return [int(i) for part in drawn for i in part]
+
+
+def rate(training: Training, epoch: int) -> float:
+    """Learning rate of an epoch: a small one first, then half a cosine down to nothing."""
+    return _WARM_UP if epoch == 0 else training.lr * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+
+
+def begin(vlm: VLM, dataset: Dataset, training: Training) -> Course:
+    """A course before its first step."""
+    framed = frame(vlm, class_names(dataset.classes), training.words)
+    learned = {"context": framed.start.clone()}
+    if training.method == "cocoop":
+        draw = torch.Generator().manual_seed(training.seed)
+        network = new_network(vlm.vision.shape.embed, framed.start.shape[1], draw)
+        learned |= {name: weight.to(framed.start) for name, weight in network.items()}
+    for weight in learned.values():
+        weight.requires_grad_()
+    optimiser = torch.optim.SGD(learned.values(), training.lr, momentum=_MOMENTUM, weight_decay=_DECAY)
+    return Course(vlm, dataset, training, few_shots(dataset, training.shots, training.seed), framed, learned, optimiser)
+
+
+def train_prompt(
+    vlm: VLM,
+    dataset: Dataset,
+    output: Path,
+    training: Training,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Learn a context and write it; what was begun goes on, and what is done is left alone, unless `overwrite`.
+
+    stop: asked after every step; once it is true the state so far is saved beside `output` and False returned.
+    """
+    course, partial = begin(vlm, dataset, training), output.with_name(f"{output.name}.partial")
+    facts = _facts(course)
+    if overwrite:
+        partial.unlink(missing_ok=True)
+    elif output.exists():
+        _same(output, facts, vlm)
+        return True
+    elif partial.exists():
+        course.go_on(*_same(partial, facts, vlm))
+    if not _run(course, lambda: _save(partial, course, facts), quiet, stop):
+        return False
+    write_context(output, vlm, course.learned, {**facts, "step": course.step, "loss": course.loss})
+    partial.unlink(missing_ok=True)
+    return True
+
+
+def _run(course: Course, save: Callable[[], None], quiet: bool, stop: Callable[[], bool]) -> bool:
+    """All steps that are left, saved now and then; False if stopped before the last."""
+    saved = time.monotonic()
+    with tqdm(total=course.steps, initial=course.step, unit="step", disable=quiet or None) as bar:
+        while course.step < course.steps:
+            course.advance()
+            epoch = (course.step - 1) // course.steps_per_epoch + 1
+            bar.set_postfix_str(f"epoch {epoch}/{course.training.epochs}, loss {course.loss:.3f}", refresh=False)
+            bar.update()
+            stopped = course.step < course.steps and stop()
+            if stopped or time.monotonic() - saved > _PAUSE:
+                save()
+                saved = time.monotonic()
+            if stopped:
+                return False
+    return True
+
+
+def _facts(course: Course) -> dict[str, Any]:
+    """What the file says of itself, and what training that goes on must share."""
+    asked = asdict(course.training)
+    return {**asked, "model": course.vlm.fingerprint(), "dataset": course.dataset.fingerprint()}
+
+
+def _save(path: Path, course: Course, facts: dict[str, Any]) -> None:
+    write_context(path, course.vlm, course.tensors(), {**facts, "step": course.step})
+
+
+def _same(path: Path, facts: dict[str, Any], vlm: VLM) -> tuple[dict[str, Tensor], int]:
+    """Tensors and step of a file that the same training wrote."""
+    tensors, theirs = read_context(path, vlm)
+    other = [name for name, value in facts.items() if theirs.get(name) != value]
+    if other:
+        raise ConfigError(f"{path} was trained with another {other[0]}; choose another output, or overwrite it")
+    return tensors, theirs["step"]

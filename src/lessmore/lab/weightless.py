@@ -1,0 +1,82 @@
+"""Models without weights, and methods on them: all that counting costs needs, whatever the size of the model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lessmore.config import Preset
+from lessmore.core.text import TextShape, TextTower
+from lessmore.core.vit import ViT
+from lessmore.methods import Method, Setup, make
+from lessmore.methods.cocoop import new_network
+from lessmore.methods.context import WORDS, frame, write_context
+from lessmore.methods.registry import find
+from lessmore.models.load import load
+from lessmore.models.shapes import SHAPES
+from lessmore.models.vlm import VLM
+
+
+class BlankVLM(VLM):
+    """A model on the meta device."""
+
+    def text_fingerprint(self) -> str:
+        """There are no weights to tell it by."""
+        return ""
+
+
+def blank_model(name: str) -> BlankVLM:
+    """The model that `lessmore.load` knows by that name, or one of `SHAPES`, for which every word is one token."""
+    if name not in SHAPES:
+        vlm = load(name).to("meta")
+        return BlankVLM(vlm.vision, vlm.text, vlm.logit_scale, 0.0, vlm.tokenizer, vlm.preprocess, vlm.family, name)
+    vision, text = SHAPES[name]
+    with torch.device("meta"):
+        towers = ViT(vision).requires_grad_(False), TextTower(text).requires_grad_(False)
+
+    def preprocess(image: Image.Image) -> Tensor:
+        return torch.zeros(3, vision.image_size, vision.image_size)
+
+    def tokenize(texts: list[str]) -> Tensor:
+        return torch.stack([_row(line, text) for line in texts])
+
+    return BlankVLM(*towers, 1.0, 0.0, tokenize, preprocess, "siglip" if "SigLIP" in name else "clip", name)
+
+
+def _row(line: str, shape: TextShape) -> Tensor:
+    """Start mark, a 1 for every word and for the full stop, end mark, zeros: [T]."""
+    words = line.replace(".", " .").split()[: shape.context - 2]
+    ids = [shape.vocab - 2, *(1 for _ in words), shape.vocab - 1]
+    return torch.tensor(ids + [0] * (shape.context - len(ids)))
+
+
+def blank_method(
+    name: str, vlm: BlankVLM, preset: Preset, classes: Sequence[str], options: Mapping[str, Any]
+) -> Method:
+    """The named method on a blank model, fit for `macs` and `facts`. Files that it reads are made up, not asked for."""
+    text = torch.empty(len(classes), vlm.vision.shape.embed, device="meta")
+    with tempfile.TemporaryDirectory() as folder:
+        own = {**options, **_made_up(name, vlm, Path(folder))}
+        return make(name, Setup(vlm.vision, text, vlm.logit_scale, preset, vlm, tuple(classes), options=own))
+
+
+def _made_up(name: str, vlm: BlankVLM, folder: Path) -> dict[str, str]:
+    """Options that name a file or folder: a context that has learnt nothing, a folder without images."""
+    kind = find(name).options
+    names = {f.name for f in fields(kind)} if kind else set()
+    made = {"folder": str(folder)} if "folder" in names else {}
+    if "context" in names:
+        start = frame(vlm, ["x"]).start
+        learned = {"context": torch.zeros(start.shape)}
+        if name == "cocoop":
+            learned |= new_network(vlm.vision.shape.embed, start.shape[1], torch.Generator())
+        made["context"] = str(folder / "context.safetensors")
+        write_context(Path(made["context"]), vlm, learned, {"method": name, "words": WORDS})
+    return made

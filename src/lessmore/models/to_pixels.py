@@ -1,0 +1,60 @@
+"""Whatever a caller calls an image → the pixels the tower takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import PIL.Image
+import torch
+from torch import Tensor
+
+from lessmore.data.images import ImageSource, load_image
+from lessmore.errors import ImageError
+from lessmore.models.vlm import VLM
+
+Image = ImageSource | Tensor
+"""A path, bytes, PIL image or numpy array, or a tensor: uint8 [3, H, W] as an image, float as preprocessed pixels."""
+
+
+MakeViews = Callable[[PIL.Image.Image | Tensor, int], Tensor]
+"""An RGB image or preprocessed pixels [3, S, S], and a seed → views [V, 3, S, S]."""
+
+
+def to_pixels(image: Image, vlm: VLM) -> Tensor:
+    """Preprocessed pixels [1, 3, H, W] in the tower's precision and on its device; checked, so that it may be used."""
+    seen = _decoded(image)
+    return _checked(seen if isinstance(seen, Tensor) else vlm.preprocess(seen), vlm)
+
+
+def to_views(image: Image, vlm: VLM, views: MakeViews, seed: int) -> Tensor:
+    """Views [V, 3, H, W], made by `views`: of the original where there is one, else of the preprocessed pixels."""
+    seen = _decoded(image)
+    plain = _checked(seen if isinstance(seen, Tensor) else vlm.preprocess(seen), vlm)
+    return views(plain[0] if isinstance(seen, Tensor) else seen, seed)
+
+
+def _decoded(image: Image) -> PIL.Image.Image | Tensor:
+    """An RGB image, or the pixels [3, H, W] of a tensor [3, H, W] or [1, 3, H, W] that is not uint8."""
+    if not isinstance(image, Tensor):
+        return load_image(image)
+    if image.ndim == 4 and len(image) == 1:
+        image = image[0]
+    if image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:
+        return load_image(image.permute(1, 2, 0).cpu().numpy())
+    return image
+
+
+def _checked(pixels: Tensor, vlm: VLM) -> Tensor:
+    size = vlm.vision.shape.image_size
+    if tuple(pixels.shape) != (3, size, size) or not pixels.is_floating_point():
+        raise ImageError(
+            f"the model takes float pixels [3, {size}, {size}], not {_describe(pixels)}; "
+            "give a tensor of that shape, a uint8 one [3, H, W], or check your preprocess function"
+        )
+    if not pixels.isfinite().all():
+        raise ImageError("the pixels hold NaN or infinity; check the step that made them")
+    return pixels.unsqueeze(0).to(vlm.device, vlm.dtype)
+
+
+def _describe(pixels: Tensor) -> str:
+    return f"{str(pixels.dtype).removeprefix('torch.')} {list(pixels.shape)}"

@@ -1,0 +1,132 @@
+"""Helpers the importers share: weights read by name, and facts read off the host's own modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lessmore.core.text import TextShape, TextTower
+from lessmore.core.vit import ACTIVATIONS, ViT, ViTShape
+from lessmore.errors import ModelError
+
+SUPPORTED = (
+    "supported are plain vision transformers with a plain text transformer: open_clip ViT and timm ViT (SigLIP, "
+    "SigLIP 2) models, transformers CLIPModel and SiglipModel"
+)
+T = TypeVar("T")
+
+
+def unsupported(what: str) -> ModelError:
+    """The one error for a model outside the supported set, saying what it is and what would work."""
+    return ModelError(f"{what} cannot be imported; {SUPPORTED}")
+
+
+class Weights:
+    """A host's state dict; remembers which names were read, so that none is forgotten."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {k: v for k, v in tensors.items() if not k.endswith("position_ids")}
+        self._unread = set(self._tensors)
+        places = {str(v.device) for v in self._tensors.values()}
+        if len(places) != 1:
+            raise ModelError(f"the weights lie on {' and '.join(sorted(places))}; move the whole model to one device")
+
+    def has(self, name: str) -> bool:
+        """Whether the host has a weight of this name."""
+        return name in self._tensors
+
+    def take(self, name: str) -> Tensor:
+        """The host's tensor itself, sharing its storage."""
+        if name not in self._tensors:
+            raise unsupported(f"a model without the weight {name!r}")
+        self._unread.discard(name)
+        tensor = self._tensors[name]
+        if not tensor.is_floating_point():
+            raise ModelError(f"the weight {name!r} is {tensor.dtype}; load the model without quantisation")
+        return tensor
+
+    def optional(self, name: str) -> Tensor | None:
+        """The tensor, or None where the host has none of this name."""
+        return self.take(name) if self.has(name) else None
+
+    def number(self, name: str) -> float:
+        """The single value of a one-element weight, in float; NaN while a model is only being inspected on `meta`."""
+        tensor = self.take(name)
+        return math.nan if tensor.is_meta else float(tensor)
+
+    def pack(self, names: Iterable[str]) -> Tensor:
+        """A copy of several tensors joined along the first dimension: separate q, k and v become one."""
+        return torch.cat([self.take(name) for name in names])
+
+    def copy_into(self, out: dict[str, Tensor], names: dict[str, str], source: str = "", target: str = "") -> None:
+        """Share weight and bias of each module named `{ours: theirs}`, with prefixes for either side."""
+        for ours, theirs in names.items():
+            for part in ("weight", "bias"):
+                out[f"{target}{ours}.{part}"] = self.take(f"{source}{theirs}.{part}")
+
+    def finish(self) -> None:
+        """Refuse a host with weights nobody read: its forward pass does something ours does not."""
+        if self._unread:
+            raise unsupported(f"a model with extra weights such as {min(self._unread)!r}")
+
+
+def the_one(values: Iterable[T], what: str) -> T:
+    """The value all parts of a tower agree on; towers whose blocks differ are refused."""
+    found = set(values)
+    if len(found) != 1:
+        raise unsupported(f"a tower with {what} {sorted(map(str, found))}")
+    return found.pop()
+
+
+def layer_norm_eps(tower: nn.Module) -> float:
+    """The epsilon of every LayerNorm inside, which must agree."""
+    return the_one((float(m.eps) for m in tower.modules() if isinstance(m, nn.LayerNorm)), "LayerNorm epsilons")
+
+
+def activation_name(function: Callable[[Tensor], Tensor]) -> str:
+    """Key of `ACTIVATIONS` that computes what the host's activation computes, found by asking it."""
+    x = torch.linspace(-6, 6, 241)
+    with torch.no_grad():
+        y = function(x.clone())
+    for name, ours in ACTIVATIONS.items():
+        if torch.allclose(ours(x), y, rtol=0, atol=1e-6):
+            return name
+    raise unsupported(f"a model with the activation {function}")
+
+
+def square(size: Any, what: str) -> int:
+    """Side of a square given as one number or as (height, width)."""
+    sides = set(size) if isinstance(size, (tuple, list)) else {size}
+    if len(sides) != 1:
+        raise unsupported(f"a tower with the non-square {what} {tuple(size)}")
+    return int(sides.pop())
+
+
+def build_vision(shape: ViTShape, weights: dict[str, Tensor]) -> ViT:
+    """Our vision tower around the given tensors, frozen, in evaluation mode."""
+    with torch.device("meta"):
+        tower = ViT(shape)
+    _fill(tower, weights, weights["patch_embed.weight"].dtype)
+    return tower
+
+
+def build_text(shape: TextShape, weights: dict[str, Tensor]) -> TextTower:
+    """Our text tower around the given tensors, frozen, in evaluation mode."""
+    with torch.device("meta"):
+        tower = TextTower(shape)
+    _fill(tower, weights, weights["blocks.0.mlp.up.weight"].dtype)
+    return tower
+
+
+def _fill(tower: nn.Module, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+    # open_clip's fp16 models keep norms and embeddings in float32; one dtype for all keeps our forward pass plain.
+    tower.requires_grad_(False)
+    try:
+        tower.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=True, assign=True)
+    except RuntimeError as error:
+        raise unsupported(f"a model whose weights do not fit its own settings ({error})") from error
+    tower.eval()

@@ -1,0 +1,126 @@
+"""A vision-language model as this package sees it: two towers, logits, tokenizer and preprocessing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from lessmore.core.text import TextTower
+from lessmore.core.vit import ViT
+from lessmore.errors import ConfigError, ImageError, ModelError
+from lessmore.models.class_embeddings import class_embeddings
+from lessmore.models.towers import Family
+from lessmore.prompts import Templates, canonicalise
+
+Tokenizer = Callable[[list[str]], Tensor]
+Transform = Callable[[Image.Image], Tensor]
+Tower = TypeVar("Tower", ViT, TextTower)
+
+
+@dataclass(frozen=True, eq=False)
+class VLM:
+    """A model of any supported host library, in our own towers; frozen, in evaluation mode."""
+
+    vision: ViT
+    text: TextTower
+    logit_scale: float
+    """Factor of the cosine, already exponentiated."""
+    logit_bias: float
+    tokenizer: Tokenizer
+    """Texts → token ids [B, T]."""
+    preprocess: Transform
+    """Pillow RGB image → pixels [3, H, W]."""
+    family: Family
+    name: str
+    _hashes: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.vision.positions.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.vision.positions.dtype
+
+    def encode_image(self, pixels: Tensor, normalize: bool = False) -> Tensor:
+        """Preprocessed images [B, 3, H, W] → features [B, E]."""
+        side = self.vision.shape.image_size
+        if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
+            raise ImageError(f"pixels have the shape {tuple(pixels.shape)}; preprocess them to [B, 3, {side}, {side}]")
+        features: Tensor = self.vision(pixels.to(self.device, self.dtype))
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
+        """Token ids [B, T] → features [B, E]."""
+        features: Tensor = self.text(tokens.to(self.device))
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def tokenize(self, texts: list[str]) -> Tensor:
+        """Texts → token ids [B, T], cleaned up first as the family expects."""
+        if not texts:
+            raise ConfigError("there are no texts to tokenize; give at least one")
+        tokens = self.tokenizer([canonicalise(text, self.family) for text in texts])
+        context, vocab = self.text.shape.context, self.text.shape.vocab
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.is_floating_point():
+            raise ModelError("the tokenizer must return integer ids [B, T]; pass the one that belongs to the model")
+        if tokens.shape[1] > context or int(tokens.max()) >= vocab:
+            raise ModelError(
+                f"the tokenizer gives ids up to {int(tokens.max())} in rows of {tokens.shape[1]}, the model knows "
+                f"{vocab} in rows of {context}; pass the tokenizer that belongs to the model"
+            )
+        return tokens.long()
+
+    def classifier(
+        self,
+        classes: Iterable[str],
+        templates: Templates = "photo",
+        *,
+        batch_size: int = 128,
+        progress: bool | None = None,
+        cache: bool | str | Path = True,
+    ) -> Tensor:
+        """Normalised class embeddings [C, E]; see `class_embeddings.class_embeddings`."""
+        return class_embeddings(self, classes, templates, batch_size=batch_size, progress=progress, cache=cache)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> VLM:
+        """The same model elsewhere or in another type; this one stays as it is, unchanged weights stay shared."""
+        return replace(self, vision=_moved(self.vision, device, dtype), text=_moved(self.text, device, dtype))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over shapes and weights of both towers and the logits' scale and bias."""
+        if "all" not in self._hashes:
+            parts = f"{_tower_hash(self.vision)} {self.text_fingerprint()} {self.logit_scale!r} {self.logit_bias!r}"
+            self._hashes["all"] = hashlib.sha256(parts.encode()).hexdigest()
+        return self._hashes["all"]
+
+    def text_fingerprint(self) -> str:
+        """SHA-256 over shape and weights of the text tower alone."""
+        if "text" not in self._hashes:
+            self._hashes["text"] = _tower_hash(self.text)
+        return self._hashes["text"]
+
+
+def _moved(tower: Tower, device: torch.device | str | None, dtype: torch.dtype | None) -> Tower:
+    with torch.device("meta"):
+        moved = type(tower)(tower.shape).requires_grad_(False)
+    weights = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tower.state_dict().items()}
+    moved.load_state_dict(weights, assign=True)
+    return moved.eval()
+
+
+def _tower_hash(tower: nn.Module) -> str:
+    digest = hashlib.sha256(repr(tower.shape).encode())
+    for name, tensor in sorted(tower.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,42 @@
+"""The paper's figures of the user's model and data: a run's stream and settings become what a figure is drawn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lessmore.data.registry import expand
+from lessmore.errors import ConfigError
+from lessmore.lab.job import open_model, prepare
+from lessmore.lab.spec import RunSpec
+from lessmore.paper.figures import FIGURES, Request, save
+from lessmore.paper.plan import Column, Shelf, Wishes
+
+_USUAL = {"ood-samples": "imagenet_r"}
+"""Data sets where the user names none; eurosat for the others."""
+
+
+def draw(name: str, wishes: Wishes, folder: Path) -> Iterator[list[Path] | str]:
+    """Draw a figure of every stream asked for, by its first seed; yields the files, or why there are none."""
+    figure, shelf, vlm = FIGURES[name], Shelf(wishes.root), None
+    names = expand(wishes.datasets or [_USUAL.get(name, "eurosat")])
+    columns = [Column(dataset, bad) for bad in wishes.corruptions for dataset in names]
+    for column in columns:
+        dataset = shelf(column.dataset)
+        if isinstance(dataset, str):
+            if wishes.datasets:
+                raise ConfigError(dataset)
+            yield dataset
+            continue
+        where = {"model": wishes.model, "dataset": column.dataset, "corruption": column.corruption}
+        spec = RunSpec(**{**wishes.common, **where, "seed": wishes.seeds[0]})
+        vlm = vlm or open_model(spec)
+        job = prepare(spec, vlm, dataset)
+        most = figure.images if spec.limit is None else len(job.stream)
+        drawn = figure.draw(Request.from_job(job, most))
+        yield save(drawn, folder, name if len(columns) == 1 else _file_name(name, dataset.name, column.corruption))
+
+
+def _file_name(figure: str, dataset: str, corruption: str | None) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(part for part in (figure, dataset, corruption) if part))

@@ -1,0 +1,111 @@
+"""What there is to do, in words: the runs of every table, their images and costs, and how long they will take here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lessmore.core.vit import ViT
+from lessmore.lab.job import open_model
+from lessmore.lab.spec import RunSpec
+from lessmore.models.shapes import SHAPES
+from lessmore.models.vlm import VLM
+from lessmore.paper.estimate import Cost, Pace, estimate, measure
+from lessmore.paper.plan import Plan, Shelf, Wishes, distinct, finished, identity, plan
+from lessmore.paper.tables import Table
+
+_TOWERS = {
+    "CLIP ViT-L/14": "ViT-L-14",
+    "SigLIP ViT-B/16": "ViT-B-16-SigLIP",
+    "SigLIP 2 ViT-B/16": "ViT-B-16-SigLIP2",
+}
+
+
+def tower_of(table: Table) -> str:
+    """Shape of the paper's model, for a dry run without one."""
+    return _TOWERS.get(table.paper.model if table.paper else "", "ViT-B-16")
+
+
+def dry_run(tables: Sequence[Table], wishes: Wishes, runs_at: Path, jobs: int) -> Iterator[str]:
+    """Lines to print; a wish without a model is for the paper's, of which the shapes are enough."""
+    shelf = Shelf(wishes.root)
+    missing: dict[str, str] = {}
+    models = [wishes.model or tower_of(table) for table in tables]
+    for model in dict.fromkeys(models):
+        group = [table for table, wanted in zip(tables, models, strict=True) if wanted == model]
+        own = replace(wishes, model=model)
+        plans = [plan(table, own, shelf, absent=True) for table in group]
+        yield from _of_model(plans, own, shelf, runs_at, jobs)
+        for one in plans:
+            missing |= one.missing
+    if missing:
+        yield "Not there, so that their columns will be left out:"
+        yield from (f"  {reason}" for reason in {name.partition("/")[0]: why for name, why in missing.items()}.values())
+
+
+def _of_model(plans: Sequence[Plan], wishes: Wishes, shelf: Shelf, runs_at: Path, jobs: int) -> Iterator[str]:
+    """The tables of one model, and all of them together; a run of several tables is counted in the first."""
+    tower, vlm = _open(wishes)
+    threads = max(1, torch.get_num_threads() // jobs)
+    pace, runs = measure(tower, threads), distinct(plans)
+    done = finished(runs_at).keys() & runs.keys()
+    costs, new = estimate(runs, tower, vlm, shelf), set(runs) - done
+    model = Path(wishes.model).name
+    for one in plans:
+        yield f"{one.table.name}: {one.table.title}, with {model}"
+        rows = [[identity(spec) for specs in _of_row(one, i) for spec in specs] for i in range(len(one.rows))]
+        for row, keys in zip(one.rows, rows, strict=True):
+            yield f"  {row.name:<36}{_row_text([costs[key] for key in keys])}"
+        own = {key for keys in rows for key in keys}
+        left = _left([costs[key] for key in own & new], pace, jobs)
+        yield f"  {len(own)} runs, {len(own - new)} of them done or in tables above; {left}"
+        new -= own
+    todo = [costs[key] for key in runs if key not in done]
+    ready = [cost for cost in todo if cost.available]
+    yield f"{model}, all: {len(runs)} runs, {len(done)} done; {_left(todo, pace, jobs)}"
+    yield f"  {len(ready)} of them have their data; {_left(ready, pace, jobs)}"
+    yield _how(pace, threads)
+
+
+def _of_row(of: Plan, row: int) -> list[tuple[RunSpec, ...]]:
+    return [specs for (i, _), specs in of.cells.items() if i == row]
+
+
+def _open(wishes: Wishes) -> tuple[ViT, VLM | None]:
+    if wishes.model in SHAPES:
+        return ViT(SHAPES[wishes.model][0]).eval().requires_grad_(False), None
+    common = {name: wishes.common[name] for name in ("device", "precision") if name in wishes.common}
+    vlm = open_model(RunSpec(wishes.model, "", **common))
+    return vlm.vision, vlm
+
+
+def _row_text(costs: Sequence[Cost]) -> str:
+    if not costs:
+        return "nothing to run on these data"
+    gmacs = [cost.gmacs for cost in costs]
+    cost = f"{min(gmacs):.2f}" if max(gmacs) - min(gmacs) < 0.01 else f"{min(gmacs):.2f}–{max(gmacs):.2f}"
+    return f"{len(costs):>4} runs {sum(c.images for c in costs):>12,} images {cost:>14} GMACs per image"
+
+
+def _left(costs: Sequence[Cost], pace: Pace, jobs: int) -> str:
+    seconds = sum(cost.seconds(pace) for cost in costs) / jobs
+    return f"{sum(c.images for c in costs):,} images to answer, about {duration(seconds)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit one would use."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _how(pace: Pace, threads: int) -> str:
+    return (
+        f"Measured here on {threads} thread{'s' * (threads > 1)}: {pace.plain_ms:.1f} ms for one plain image, "
+        f"{1e3 * pace.answer:.1f} ms for an answer from a stored encoding. Other encodings are scaled by their "
+        "multiply-accumulates; those that runs share count once; decoding is not counted."
+    )

@@ -1,0 +1,112 @@
+"""What runs will cost before any is started: images, multiply-accumulates, and time on this machine.
+
+Two steps are measured, the plain encoding of one image and one answer from a stored encoding; encodings of other cost
+are scaled by their multiply-accumulates. Encodings that runs share count once, as they are made once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from lessmore.core.encoder import PLAIN, encode
+from lessmore.core.vit import ViT
+from lessmore.data.dataset import Dataset
+from lessmore.data.orders import CLEAN
+from lessmore.data.registry import spec_of
+from lessmore.data.stream import make_stream
+from lessmore.lab.cache import effective
+from lessmore.lab.latency import timed
+from lessmore.lab.spec import RunSpec
+from lessmore.methods import FromEncoded, Setup, make
+from lessmore.models.vlm import VLM
+from lessmore.paper.plan import Shelf
+
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What this machine takes for one image."""
+
+    seconds_per_gmac: float
+    answer: float
+    """Seconds of an answer from a stored encoding."""
+    plain_ms: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run takes."""
+
+    images: int
+    gmacs: float
+    """Of one image, all passes of the method counted, encodings that other runs share included."""
+    new_gmacs: float
+    """Of the whole run, what was encoded for earlier runs left out, and matched zero-shot added where it is new."""
+    available: bool
+    """Whether its data are there."""
+
+    def seconds(self, pace: Pace) -> float:
+        """On a machine of that pace."""
+        return self.new_gmacs * pace.seconds_per_gmac + self.images * pace.answer
+
+
+def estimate(runs: Mapping[Hashable, RunSpec], tower: ViT, vlm: VLM | None, shelf: Shelf) -> dict[Hashable, Cost]:
+    """Costs of the runs, in their order."""
+    encoded: set[Hashable] = set()
+    return {key: _cost(spec, tower, vlm, shelf(spec.dataset), encoded) for key, spec in runs.items()}
+
+
+def _cost(spec: RunSpec, tower: ViT, vlm: VLM | None, data: Dataset | str, encoded: set[Hashable]) -> Cost:
+    images, classes = _size(spec, data)
+    text = torch.zeros(len(classes), tower.shape.embed).to(tower.positions)
+    setup = Setup(tower, text, 1.0, spec.settings(), vlm, classes, options=spec.own_options())
+    method = make(spec.method, setup)
+    total, encoding = method.macs() / 1e9, setup.image_macs() / 1e9
+    wants = method.wants if isinstance(method, FromEncoded) else None
+    condensation = effective(setup.preset.condensation)
+    seen = (spec.dataset, spec.corruption or CLEAN, spec.order if ":" in spec.order else "", spec.precision)
+    plain = Setup(tower, text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
+    new = total if wants is None or (seen, condensation) not in encoded else total - encoding
+    new += plain if (seen, PLAIN) not in encoded and (wants is None or condensation != PLAIN) else 0.0
+    encoded |= {(seen, PLAIN), (seen, condensation)} if wants else {(seen, PLAIN)}
+    return Cost(images, total, images * new, not isinstance(data, str))
+
+
+def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
+    """Number of images and the classes; of a data set that is not there, what is known of it."""
+    if isinstance(data, str):
+        known = spec_of(spec.dataset)
+        share = spec.limit if isinstance(spec.limit, float) and spec.limit < 1 else None
+        wanted = known.images if spec.limit is None else round(share * known.images) if share else int(spec.limit)
+        return min(wanted, known.images), known.classes
+    return len(make_stream(data, spec.order, spec.seed, spec.limit, spec.corruption)), data.classes
+
+
+@torch.no_grad()
+def measure(tower: ViT, threads: int, classes: int = 100) -> Pace:
+    """A handful of real steps, in as many threads as a run will have."""
+    before, device = torch.get_num_threads(), tower.positions.device
+    torch.set_num_threads(threads)
+    try:
+        side = tower.shape.image_size
+        pixels = torch.zeros(1, 3, side, side).to(tower.positions)
+        text = torch.nn.functional.normalize(torch.ones(classes, tower.shape.embed), dim=-1).to(tower.positions)
+        setup = Setup(tower, text, 1.0, RunSpec("", "", R=1.0).settings())
+        method = make("tca", setup)
+        assert isinstance(method, FromEncoded)
+        encoded = encode(tower, pixels, PLAIN)
+        plain = _median(lambda: encode(tower, pixels, PLAIN), device)
+        answer = _median(lambda: method.answer(encoded), device)
+    finally:
+        torch.set_num_threads(before)
+    return Pace(plain / (setup.image_macs() / 1e9), answer, 1e3 * plain)
+
+
+def _median(step: Callable[[], object], device: torch.device) -> float:
+    times = [timed(step, device) for _ in range(_ROUNDS + 1)]
+    return statistics.median(times[1:])

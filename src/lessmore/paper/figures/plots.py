@@ -1,0 +1,278 @@
+"""Static plots of finished runs: the same views as the report's page, for papers and slides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lessmore.data.registry import open_dataset
+from lessmore.errors import LessmoreError
+from lessmore.lab.metrics import BINS
+from lessmore.lab.report.runs import Finished, find
+from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest
+from lessmore.lab.store import Row
+from lessmore.paper.figures import style
+from lessmore.paper.figures.request import Drawn, plain
+
+_ACROSS = 2  # panels side by side
+_DASHES = ["--", ":", "-."]
+_CLASSES = 8  # shown from either end where there are more than twice as many
+
+
+class Line(NamedTuple):
+    """One setting on one stream."""
+
+    stream: str
+    label: str
+    colour: int
+    """Number of its colour and marker, the same on all streams."""
+    runs: tuple[Finished, ...]
+    """One per seed."""
+
+    def mean(self, part: str, name: str) -> float:
+        """A figure of the summaries, averaged over seeds."""
+        return fmean(run.summary[part][name] for run in self.runs)
+
+    def half(self) -> float:
+        """Half the width of the accuracy's 95 % interval, averaged over seeds."""
+        return fmean((high - low) / 2 for low, high in (run.summary["metrics"]["accuracy_ci"] for run in self.runs))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The answered samples of all seeds."""
+        return [row for run in self.runs for row in run.rows if "error" not in row]
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Colour and marker."""
+        n = self.colour
+        return {"color": style.SERIES[n % len(style.SERIES)], "marker": style.MARKERS[n % len(style.MARKERS)]}
+
+
+def lines_of(runs: Sequence[Path]) -> list[Line]:
+    """Finished runs below these folders by stream and setting, seeds together; runs that are not finished are left."""
+    finished, _ = find(runs)
+    by_key = {run.summary["key"]: run for run in finished}
+    kept, _ = newest(run.summary for run in finished)
+    told = [name for name in (*ALWAYS, *SOMETIMES) if name == "method" or len({r.settings[name] for r in kept}) > 1]
+    groups: dict[tuple[str, str], list[Finished]] = {}
+    for run in kept:
+        groups.setdefault((run.column, _label(run.settings, told)), []).append(by_key[run.summary["key"]])
+    labels = sorted({label for _, label in groups})
+    return [Line(stream, label, labels.index(label), tuple(of)) for (stream, label), of in sorted(groups.items())]
+
+
+def _label(settings: Mapping[str, str], told: Sequence[str]) -> str:
+    """The settings that tell runs apart, in a few words; a method's own reducer goes without saying."""
+    said = {**settings, "model": Path(settings["model"]).name, "R": f"R = {settings['R']}"}
+    said["reducer"] = "" if settings["reducer"] in ("none", settings["method"]) else settings["reducer"]
+    return ", ".join(said[name] for name in told if said[name])
+
+
+def _panels(lines: Sequence[Line], title: str, height: float = 2.6) -> tuple[Any, list[tuple[Any, list[Line]]]]:
+    """A figure with a plot for every stream, and which lines go where."""
+    streams = list(dict.fromkeys(line.stream for line in lines))
+    across = min(_ACROSS, len(streams))
+    down = math.ceil(len(streams) / across)
+    figure = style.canvas(0.4 + height * down, style.WIDTH if across > 1 else 0.62 * style.WIDTH)
+    style.headline(figure, title)
+    axes = figure.subplots(down, across, squeeze=False).flat
+    placed = [
+        (ax, [line for line in lines if line.stream == stream]) for ax, stream in zip(axes, streams, strict=False)
+    ]
+    for ax in list(axes)[len(streams) :]:
+        ax.set_visible(False)
+    return figure, placed
+
+
+def _matched(here: Sequence[Line]) -> list[tuple[str, Line]]:
+    """Names of the matched zero-shot models of a stream, and a line that has their answers."""
+    models = {line.runs[0].summary["spec"]["model"]: line for line in here}
+    name = "matched zero-shot"
+    return [(name if len(models) == 1 else f"{name}, {Path(model).name}", line) for model, line in models.items()]
+
+
+def _finish(figure: Any, lines: Sequence[Line], data: list[dict[str, Any]], caption: str) -> Drawn:
+    """With the lines' names above the caption, once for all plots."""
+    names: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            names.setdefault(name, handle)
+    seeds = sorted({len(line.runs) for line in lines})
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    said = f"{caption} Means over seeds (number of seeds: {number})."
+    return style.finish(figure, {"lines": plain(data)}, said, dict(sorted(names.items())))
+
+
+def over_time(lines: Sequence[Line]) -> Drawn:
+    """Accuracy within successive parts of the stream."""
+    figure, placed = _panels(lines, "Accuracy over the stream")
+    data = []
+    for ax, here in placed:
+        for line in here:
+            seen, ours, zero = _parts(line)
+            data.append(
+                {"stream": line.stream, "setting": line.label, "seen": seen, "accuracy": ours, "zero_shot": zero}
+            )
+            ax.plot(seen, 100 * ours, markersize=3, linewidth=1.3, label=line.label, **line.look)
+        for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
+            seen, _, zero = _parts(line)
+            ax.plot(seen, 100 * zero, dash, color=style.MUTED, linewidth=1.1, label=name)
+        style.dress(ax, style.short(here[0].stream, 48), "images seen", "accuracy (%)")
+    caption = "Accuracy within up to 20 equal parts of the stream, each point at the end of its part; not cumulated."
+    return _finish(figure, lines, data, caption)
+
+
+def _parts(line: Line) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Images seen, accuracy and matched zero-shot's, [parts], averaged over the seeds that are as long as the first."""
+    parts = [run.summary["metrics"]["over_time"] for run in line.runs]
+    parts = [part for part in parts if len(part) == len(parts[0])]
+    names = ("seen", "accuracy", "zero_shot_accuracy")
+    seen, ours, zero = (np.mean([[point[name] for point in part] for part in parts], axis=0) for name in names)
+    return seen, ours, zero
+
+
+def against_gmacs(lines: Sequence[Line]) -> Drawn:
+    """Accuracy against multiply-accumulates."""
+    figure, placed = _panels(lines, "Accuracy against cost")
+    data = []
+    for ax, here in placed:
+        for line in here:
+            data.append(_point(ax, line, line.mean("cost", "gmacs_matmul")))
+        for (name, line), marker in zip(_matched(here), "*XPd" * len(here), strict=False):
+            cost, zero = line.mean("cost", "plain_gmacs_matmul"), line.mean("metrics", "zero_shot_accuracy")
+            ax.plot(cost, 100 * zero, marker, color=style.MUTED, markersize=8, label=name)
+        style.dress(
+            ax, style.short(here[0].stream, 48), "GMACs an image (10⁹ multiply-accumulates)", "accuracy (%)", "both"
+        )
+        ax.margins(0.15)
+    caption = "All matrix products that are really spent on an image, every view and backward pass included."
+    return _finish(figure, lines, data, f"{caption} Bars: 95 % intervals over images.")
+
+
+def against_time(lines: Sequence[Line]) -> Drawn:
+    """Accuracy against measured time."""
+    figure, placed = _panels(lines, "Accuracy against measured time")
+    data, untimed = [], 0
+    for ax, here in placed:
+        for line in here:
+            times = [run.summary["cost"]["ms_p50"] for run in line.runs if run.summary["cost"]["ms_p50"] is not None]
+            untimed += not times
+            if times:
+                data.append(_point(ax, line, fmean(times)))
+        for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
+            zero = line.mean("metrics", "zero_shot_accuracy")
+            ax.axhline(100 * zero, color=style.MUTED, linestyle=dash, linewidth=1.1, label=name)
+        style.dress(ax, style.short(here[0].stream, 48), "ms an image (median)", "accuracy (%)", "both")
+        ax.margins(0.15)
+    caption = "Median time from pixels to answer, of images that were really encoded. Bars: 95 % intervals over images."
+    left = f" {untimed} settings are left out: all their encodings came from the cache." if untimed else ""
+    return _finish(figure, lines, data, caption + left)
+
+
+def _point(ax: Any, line: Line, x: float) -> dict[str, Any]:
+    accuracy, half = line.mean("metrics", "accuracy"), line.half()
+    ax.errorbar(
+        x, 100 * accuracy, yerr=100 * half, linestyle="", capsize=2, markersize=5, label=line.label, **line.look
+    )
+    return {"stream": line.stream, "setting": line.label, "x": x, "accuracy": accuracy, "half": half}
+
+
+def class_gains(lines: Sequence[Line]) -> Drawn:
+    """Gain over matched zero-shot class by class, a plot for every setting and stream."""
+    apart = [line._replace(stream=f"{line.stream}: {line.label}") for line in lines]
+    gains = {line.stream: _gains(line) for line in apart}
+    most = min(2 * _CLASSES, max(len(found) for found in gains.values()))
+    figure, placed = _panels(apart, "Gain over matched zero-shot, class by class", 0.9 + 0.17 * most)
+    for ax, (line,) in placed:
+        found = gains[line.stream]
+        shown = found if len(found) <= 2 * _CLASSES else [*found[:_CLASSES], *found[-_CLASSES:]]
+        heights = [100 * gain["gain"] for gain in shown]
+        ax.barh(range(len(shown)), heights, color=[style.SERIES[int(height < 0)] for height in heights])
+        ax.set_yticks(range(len(shown)), [style.short(gain["class"], 22) for gain in shown], parse_math=False)
+        ax.invert_yaxis()
+        ax.axvline(0, color=style.INK, linewidth=0.8)
+        style.dress(ax, style.stacked(line.stream, 34), "points", "", "x")
+    data = [{"setting": name, "gains": found} for name, found in gains.items()]
+    caption = f"Difference of accuracy, best first; of more than {2 * _CLASSES} classes the {_CLASSES} of either end."
+    return _finish(figure, lines, data, caption)
+
+
+def _gains(line: Line) -> list[dict[str, Any]]:
+    """Every class that was seen: its images and its gain, the best first."""
+    rows = line.rows
+    labels = np.array([row["label"] for row in rows])
+    ours, zero = (np.array([row[name] for row in rows]) == labels for name in ("prediction", "zero_shot"))
+    names = _class_names(line.runs[0])
+    found = []
+    for label in np.unique(labels).tolist():
+        here = labels == label
+        name = names[label] if label < len(names) else f"class {label}"
+        found.append({"class": name, "n": int(here.sum()), "gain": float(ours[here].mean() - zero[here].mean())})
+    return sorted(found, key=lambda one: -one["gain"])
+
+
+def _class_names(run: Finished) -> Sequence[str]:
+    """Names from the data set, or none where it is not here any more; no image is touched."""
+    spec = run.summary["spec"]
+    try:
+        return open_dataset(spec["dataset"], None if spec.get("root") is None else Path(spec["root"])).classes
+    except (LessmoreError, OSError):
+        return ()
+
+
+def calibration(lines: Sequence[Line]) -> Drawn:
+    """How often an answer of a given confidence is right."""
+    figure, placed = _panels(lines, "Confidence and accuracy", 3.0)
+    data = []
+    for ax, here in placed:
+        ax.plot([0, 100], [0, 100], color=style.RULE, linewidth=1)
+        for line in here:
+            confidence, accuracy, counts = reliability(line.rows, "prediction", "probability")
+            error = line.mean("metrics", "ece")
+            data.append({"stream": line.stream, "setting": line.label, "confidence": confidence, "accuracy": accuracy,
+                         "counts": counts, "ece": error})  # fmt: skip
+            ax.plot(100 * confidence, 100 * accuracy, markersize=3, linewidth=1.2, label=line.label, **line.look)
+        for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
+            confidence, accuracy, _ = reliability(line.rows, "zero_shot", "zero_shot_probability")
+            ax.plot(100 * confidence, 100 * accuracy, dash, color=style.MUTED, linewidth=1.1, label=name)
+        style.dress(ax, style.short(here[0].stream, 48), "confidence (%)", "accuracy (%)", "both")
+        ax.set_aspect("equal")
+        ax.set(xlim=(0, 100), ylim=(0, 100))
+    errors = "; ".join(f"{line.stream}, {line.label}: {100 * line.mean('metrics', 'ece'):.1f}" for line in lines[:8])
+    caption = (
+        f"Answers in {BINS} bins of confidence; below the diagonal they are too sure. Calibration error in points:"
+    )
+    return _finish(figure, lines, data, f"{caption} {errors}{'; …' if len(lines) > 8 else ''}.")
+
+
+def reliability(rows: Sequence[Row], answer: str, probability: str) -> tuple[Any, Any, Any]:
+    """Mean confidence, accuracy and number of answers in each bin that has any, each [b]."""
+    confidence = np.array([row[probability] for row in rows])
+    right = np.array([row[answer] == row["label"] for row in rows])
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    used = [bins == b for b in range(BINS) if (bins == b).any()]
+    sure, correct = (np.array([values[here].mean() for here in used]) for values in (confidence, right))
+    return sure, correct, np.array([int(here.sum()) for here in used])
+
+
+RUN_PLOTS: dict[str, Callable[[Sequence[Line]], Drawn]] = {
+    "accuracy-over-time": over_time,
+    "accuracy-against-gmacs": against_gmacs,
+    "accuracy-against-time": against_time,
+    "class-gains": class_gains,
+    "calibration": calibration,
+}
+"""By the names of the files they are saved as."""
+
+
+def save_run_plots(runs: Sequence[Path], folder: Path) -> list[Path]:
+    """All plots of the finished runs below these folders, each as PNG, SVG and JSON."""
+    lines = lines_of(runs)
+    return [path for name, draw in RUN_PLOTS.items() for path in style.save(draw(lines), folder, name)]

@@ -1,0 +1,184 @@
+"""What every figure is drawn from, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lessmore.config import Condensation, Preset
+from lessmore.core.reservoir import Reservoir
+from lessmore.data.stream import Stream
+from lessmore.errors import ConfigError, ImageError
+from lessmore.lab.job import Job
+from lessmore.lab.report.tokens import as_seen
+from lessmore.methods import Setup
+from lessmore.methods.tca import TCA, Answer, step
+from lessmore.models.to_pixels import to_pixels
+from lessmore.models.vlm import VLM
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model, a stream of labelled images, the classes and the settings."""
+
+    vlm: VLM
+    stream: Stream
+    text: Tensor
+    """Normalised class embeddings, [C, E]."""
+    names: list[str]
+    settings: Preset
+    limit: int
+    """At most so many images of the stream are looked at."""
+
+    @classmethod
+    def from_job(cls, job: Job, limit: int, cache: bool | str | Path = True) -> Request:
+        """The stream and settings of a run; cache: where class embeddings are kept, if at all."""
+        return cls(job.vlm, job.stream, job.setup(cache).text, job.classes, job.settings, limit)
+
+    def about(self) -> dict[str, Any]:
+        """What the figure is of, as JSON."""
+        return {
+            "model": self.vlm.name,
+            "dataset": self.stream.dataset.name,
+            "classes": len(self.names),
+            "order": self.stream.order,
+            "seed": self.stream.seed,
+            "domains": sorted({visit.domain for visit in self.stream.visits}),
+            "class_token": self.vlm.vision.shape.class_token,
+            "R": self.settings.condensation.R,
+        }
+
+    def where(self) -> str:
+        """Model, data set and corruption in a few words, for captions."""
+        domains = [d for d in self.about()["domains"] if d != "none"]
+        shift = f" under {', '.join(domains[:3])}{' and more' if len(domains) > 3 else ''}" if domains else ""
+        return f"{Path(self.vlm.name).name} on {self.stream.dataset.name}{shift}"
+
+    def attention_words(self) -> str:
+        """What a token's attention is in this tower."""
+        if self.vlm.vision.shape.class_token:
+            return "attention of the class token"
+        return "attention received on average (the tower has no class token)"
+
+    def condensation(self) -> Condensation:
+        """The settings' condensation; refuses one that condenses nothing."""
+        if not self.settings.condensation.active:
+            raise ConfigError("this figure shows what condensation does, and R=1 condenses nothing; give R below 1")
+        return self.settings.condensation
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A finished figure and its numbers."""
+
+    figure: Canvas
+    data: dict[str, Any]
+    """Plain JSON data."""
+    caption: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper that can be drawn of any model and data."""
+
+    name: str
+    title: str
+    """Which figure of the paper, in one line."""
+    images: int
+    """How many images it looks at by default."""
+    guided: bool
+    """Whether it runs an online stream."""
+    draw: Callable[[Request], Drawn]
+
+
+class Sample(NamedTuple):
+    """One image of the stream."""
+
+    i: int
+    id: str
+    label: int
+    domain: str
+    picture: Image.Image
+    """The square that the tower sees."""
+    pixels: Tensor
+    """[1, 3, H, W]"""
+
+
+def samples(request: Request, most: int | None = None) -> Iterator[Sample]:
+    """The first images of the stream, up to the limit (or `most`); unreadable ones are left out."""
+    stream, found = request.stream, 0
+    wanted = min(request.limit, request.limit if most is None else most)
+    for i in range(len(stream)):
+        if found == wanted:
+            break
+        try:
+            image = stream.image(i)
+            pixels = to_pixels(image, request.vlm)
+        except ImageError:
+            continue
+        found += 1
+        picture = as_seen(image, request.vlm)
+        yield Sample(i, stream.id(i), stream.label(i), stream.visits[i].domain, picture, pixels)
+    if not found:
+        raise ConfigError("there is no image to look at; give a stream with readable images and a limit of 1 or more")
+
+
+class Met(NamedTuple):
+    """One step of TCA's stream."""
+
+    sample: Sample
+    before: Reservoir
+    answer: Answer
+    after: Reservoir
+
+
+@torch.no_grad()
+def online(request: Request) -> Iterator[Met]:
+    """TCA over the images of the stream, one after another, with the reservoir before and after each."""
+    vlm = request.vlm
+    setup = Setup(vlm.vision, request.text, vlm.logit_scale, request.settings, vlm, tuple(request.names))
+    method = TCA(setup)
+    state = method.reservoir
+    for sample in samples(request):
+        before = state
+        answer, state = step(setup, method.weights, sample.pixels, before)
+        yield Met(sample, before, answer, state)
+
+
+def reservoir_of(request: Request) -> Reservoir | None:
+    """The reservoir after the stream, where the condensation looks at anchors at all."""
+    if not request.settings.condensation.uses_anchor:
+        return None
+    state = None
+    for met in online(request):
+        state = met.after
+    return state
+
+
+def at_ratio(config: Condensation, R: float) -> Condensation:
+    """The same condensation at another R; a rate given directly gives way to R."""
+    if config.counts == "rate":
+        return replace(config, R=R, counts="table", rate=None)
+    return replace(config, R=R, r=None)
+
+
+def plain(value: Any) -> Any:
+    """JSON data: tensors and arrays become lists, floats keep six significant digits."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < float("inf") else None
+    return value

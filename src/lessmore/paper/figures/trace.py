@@ -1,0 +1,86 @@
+"""The encoder's loop with its eyes open: what stood in every block, and what became of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessmore.config import Condensation
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.condense.source import fate_of
+from lessmore.core.encoder import attend, pass_block, seen
+from lessmore.core.scoring import Anchor, Guide, head_mean, nearest_anchor
+from lessmore.core.vit import Block, ViT
+
+ANCHOR_ROWS = Condensation(rows="anchor")
+"""Under it, scores are the anchor's own attention."""
+
+
+class Station(NamedTuple):
+    """One block, for a batch."""
+
+    block: int
+    tokens: Tensor
+    """Patch tokens between attention and MLP, before they are condensed, [B, n, D]."""
+    rows: Tensor
+    """Per head, the scores of the patch tokens, [B, H, n]."""
+    prior: Tensor | None
+    """What the nearest class anchor attends to, averaged over heads and summing to 1, [B, n]; None without anchors."""
+    fate: Tensor | None
+    """KEPT, MERGED or PRUNED, [B, n]; None where the block condenses nothing."""
+
+
+class Walk(NamedTuple):
+    """A batch all the way through the tower."""
+
+    stations: list[Station]
+    """One per block."""
+    feature: Tensor
+    """L2-normalised, [B, E]; what `encoder.encode` gives."""
+
+    def condensing(self) -> list[Station]:
+        """The blocks that condense."""
+        return [station for station in self.stations if station.fate is not None]
+
+
+@torch.no_grad()
+def walk(vit: ViT, pixels: Tensor, config: Condensation, anchors: Guide | None = None) -> Walk:
+    """Images [B, 3, H, W] through the tower, condensed as `config` says.
+
+    Anchors guide it where the condensation looks at them, and give every block its prior in any case.
+    """
+    class_token = vit.shape.class_token
+    x, stations = vit.embed(pixels), []
+    size: Tensor | None = None
+    token: Tensor | None = None
+    for i, stage in enumerate(schedule(vit.shape.patches, len(vit.blocks), config)):
+        block = vit.blocks[i]
+        assert isinstance(block, Block)
+        near = None if anchors is None or token is None else nearest_anchor(token, anchors.at(i - 1, token))
+        anchor = near if stage is not None and config.uses_anchor else None
+        attended = attend(block, x, class_token, config, anchor, seen(size, config))
+        prior = _prior(block, x, class_token, near, seen(size, config))
+        x, token, size, done = pass_block(block, x, class_token, config, size, stage, anchor)
+        fate = None if done is None else fate_of(done.target, done.stage)
+        stations.append(Station(i, attended.x[:, int(class_token) :], attended.scores, prior, fate))
+    feature = vit.pool(x, seen(size, config))
+    return Walk(stations, F.normalize(feature.to(torch.promote_types(feature.dtype, torch.float32)), dim=-1))
+
+
+def _prior(block: Block, x: Tensor, class_token: bool, anchor: Anchor | None, size: Tensor | None) -> Tensor | None:
+    if anchor is None or not bool(anchor.present.all()):
+        return None
+    attention = head_mean(attend(block, x, class_token, ANCHOR_ROWS, anchor, size).scores)
+    return attention / attention.sum(dim=-1, keepdim=True)
+
+
+def token_features(vit: ViT, tokens: Tensor) -> Tensor:
+    """Every token [B, n, D] alone through the tower's pooling and projection → unit vectors [B, n, E]."""
+    B, n, D = tokens.shape
+    alone = tokens.reshape(B * n, 1, D).expand(-1, 2, -1)  # twice: poolings that skip the class token find it too
+    features = vit.pool(alone)
+    wide = features.to(torch.promote_types(features.dtype, torch.float32))
+    return F.normalize(wide, dim=-1).view(B, n, -1)

@@ -1,0 +1,122 @@
+"""What the runs of a cell came to, with intervals.
+
+An image counts once, however many orders and corruptions it was seen in: values are averaged per image before images
+are drawn again for the 95 % interval. So more orders do not narrow an interval as more images would, and an average
+over corruptions of one data set does not pretend that these were different photographs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lessmore.errors import StateError
+from lessmore.lab.store import read_rows
+from lessmore.lab.summary import Summary
+from lessmore.paper.plan import Plan, identity
+
+DRAWS = 10_000
+KINDS = ("accuracy", "zero_shot", "gain")
+Array = NDArray[np.float64]
+
+
+class PerImage(NamedTuple):
+    """Values of images, each image once."""
+
+    images: NDArray[np.str_]
+    """Ids, [n]."""
+    means: Array
+    """Accuracy of the method and of matched zero-shot, averaged over an image's visits, in percent, [n, 2]."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one row on one column."""
+
+    summaries: tuple[Summary, ...]
+    values: PerImage
+
+    @property
+    def data(self) -> str:
+        """Which images these are."""
+        return str(self.summaries[0]["dataset"]["fingerprint"])
+
+
+def gather(plan: Plan, found: Mapping[Hashable, Summary], folder: Path) -> dict[tuple[int, int], Cell]:
+    """The cells of which all runs are done; `folder` holds the runs."""
+    cells = {}
+    for place, specs in plan.cells.items():
+        summaries = [found.get(identity(spec)) for spec in specs]
+        known = tuple(summary for summary in summaries if summary is not None and summary["metrics"]["n"])
+        if len(known) == len(specs):
+            cells[place] = Cell(known, _per_image(known, folder))
+    return cells
+
+
+def _per_image(summaries: Iterable[Summary], folder: Path) -> PerImage:
+    visits = [row for summary in summaries for row in _rows(summary, folder) if "error" not in row]
+    images = [row["id"].removesuffix(f"@{row['domain']}") for row in visits]
+    right = [[row[answer] == row["label"] for answer in ("prediction", "zero_shot")] for row in visits]
+    return grouped(np.array(images), 100 * np.array(right, dtype=float))
+
+
+def _rows(summary: Summary, folder: Path) -> list[dict[str, Any]]:
+    place = next(folder.glob(f"*_{summary['key'][:16]}"), None)
+    if place is None:
+        raise StateError(f"the run {summary['key'][:16]} is no longer in {folder}; run the same command again")
+    return read_rows(place / "samples.jsonl")
+
+
+def grouped(images: NDArray[np.str_], values: Array) -> PerImage:
+    """Values [v, 2] of visits to images [v], averaged over the visits of each image."""
+    names, which = np.unique(images, return_inverse=True)
+    sums = np.zeros((len(names), values.shape[1]))
+    np.add.at(sums, which, values)
+    return PerImage(names, sums / np.bincount(which)[:, None])
+
+
+def estimates(cells: Sequence[Cell]) -> dict[str, list[float]]:
+    """Mean over the cells of accuracy, matched zero-shot's and the gain between them, each as [value, low, high]."""
+    generator = np.random.default_rng(0)
+    value = np.mean([cell.values.means.mean(axis=0) for cell in cells], axis=0)
+    draws = np.sum([share * resampled(means, generator) for means, share in _by_data(cells)], axis=0)
+    low, high = np.quantile(_with_gain(draws), (0.025, 0.975), axis=0)
+    columns = zip(_with_gain(value[None])[0], low, high, strict=True)
+    return {kind: [round(float(v), 4) for v in column] for kind, column in zip(KINDS, columns, strict=True)}
+
+
+def against(cell: Cell | None, base: Cell | None) -> Cell | None:
+    """The cell with another's answers in the place of matched zero-shot's; None unless both saw the same images."""
+    if cell is None or base is None or not np.array_equal(cell.values.images, base.values.images):
+        return None
+    answers = np.column_stack([cell.values.means[:, 0], base.values.means[:, 0]])
+    return Cell(cell.summaries, cell.values._replace(means=answers))
+
+
+def _by_data(cells: Sequence[Cell]) -> Iterable[tuple[Array, float]]:
+    """Values per image [n, 2] of every data set, averaged over its cells, and its share of the cells."""
+    for data in dict.fromkeys(cell.data for cell in cells):
+        own = [cell.values for cell in cells if cell.data == data]
+        joined = grouped(np.concatenate([v.images for v in own]), np.concatenate([v.means for v in own]))
+        yield joined.means, len(own) / len(cells)
+
+
+def resampled(values: Array, generator: np.random.Generator) -> Array:
+    """Means of `DRAWS` samples with replacement, [DRAWS, 2], of the images' values [n, 2].
+
+    Few different values occur, so drawing how often each of them does gives the samples themselves.
+    """
+    kinds, counts = np.unique(values.round(6), axis=0, return_counts=True)
+    draws = generator.multinomial(len(values), counts / len(values), size=DRAWS)
+    means: Array = draws @ kinds / len(values)
+    return means
+
+
+def _with_gain(values: Array) -> Array:
+    """[k, 2] → [k, 3] with the difference."""
+    return np.column_stack([values, values[:, 0] - values[:, 1]])

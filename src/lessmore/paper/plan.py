@@ -1,0 +1,181 @@
+"""From tables to runs: which are needed, on which data, and which of them are the same run in two places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from lessmore.data.dataset import Dataset
+from lessmore.data.registry import expand, is_direct, open_dataset, spec_of
+from lessmore.errors import ConfigError, ImageError, unknown
+from lessmore.lab.spec import RunSpec
+from lessmore.lab.sweep import spread
+from lessmore.methods import method_options
+from lessmore.paper.tables import Row, Table
+
+_EPISODIC = ("zeroshot", "mta", "zero", "tpt", "c-tpt")
+"""Methods that answer every image for itself: one order is enough."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asks for, whatever the table."""
+
+    model: str
+    datasets: tuple[str, ...] = ()
+    """In place of the paper's; groups and patterns are welcome."""
+    corruptions: tuple[str | None, ...] = (None,)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rows: tuple[str, ...] = ()
+    """Patterns of the rows to run; empty for all that need nothing special."""
+    common: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every `RunSpec`: root, limit, order, device and so on."""
+
+    @property
+    def root(self) -> Path | None:
+        """Folder of the data sets."""
+        root = self.common.get("root")
+        return None if root is None else Path(root)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One stream of images."""
+
+    dataset: str
+    corruption: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table with all it takes."""
+
+    table: Table
+    columns: tuple[Column, ...]
+    """Those whose data are there, unless others were wanted as well."""
+    missing: Mapping[str, str]
+    """Data sets that are not, and how to get them."""
+    rows: tuple[Row, ...]
+    left_out: tuple[Row, ...]
+    """Rows nobody asked for by name that need more than the others."""
+    cells: Mapping[tuple[int, int], tuple[RunSpec, ...]]
+    """Runs of every (row, column), one per seed; a pair is absent where there is nothing to run."""
+
+
+class Shelf:
+    """Data sets by name, each opened once; one that is not there is remembered with the reason."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+        self._found: dict[str, Dataset | str] = {}
+
+    def __call__(self, name: str) -> Dataset | str:
+        """The data set, or why it cannot be used."""
+        if name not in self._found:
+            try:
+                self._found[name] = _readable(open_dataset(name, self._root))
+            except (ConfigError, ImageError) as error:
+                self._found[name] = _with_source(name, str(error))
+        return self._found[name]
+
+
+def _readable(dataset: Dataset) -> Dataset:
+    """The data set, if the first or the last of its images can be read; a list alone is no data set."""
+    try:
+        dataset.image(0)
+    except ImageError:
+        dataset.image(len(dataset) - 1)
+    return dataset
+
+
+def _with_source(name: str, reason: str) -> str:
+    """The reason, and how to get the data set where that is known and not said."""
+    source = "" if is_direct(name) else spec_of(name).source
+    return reason if source in reason else f"{reason}; get {source}"
+
+
+def plan(table: Table, wishes: Wishes, shelf: Shelf, absent: bool = False) -> Plan:
+    """What the table takes; data sets that the user names must be there, those of the paper may be missing.
+
+    absent: give columns to data sets that are not there as well, to see what they would take.
+    """
+    names = expand(wishes.datasets or table.datasets)
+    missing = {name: reason for name in names if isinstance(reason := shelf(name), str)}
+    if missing and wishes.datasets:
+        raise ConfigError(next(iter(missing.values())))
+    columns = tuple(Column(name, bad) for bad in wishes.corruptions for name in names if absent or name not in missing)
+    rows, left_out = _chosen(table, wishes.rows)
+    cells = {}
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            specs = _specs(row, column, wishes)
+            if specs:
+                cells[i, j] = specs
+    return Plan(table, columns, missing, rows, left_out, cells)
+
+
+def _chosen(table: Table, patterns: Sequence[str]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Rows to run, and rows left out because of what they need."""
+    if not patterns:
+        return tuple(r for r in table.rows if not r.needs), tuple(r for r in table.rows if r.needs)
+    return tuple(row for row in table.rows if any(fits(row, pattern) for pattern in patterns)), ()
+
+
+def fits(row: Row, pattern: str) -> bool:
+    """Whether a pattern such as `TCA*` means the row; letter case does not matter."""
+    return fnmatchcase(row.name.lower(), pattern.lower())
+
+
+def check_rows(tables: Iterable[Table], patterns: Sequence[str]) -> None:
+    """Refuse a pattern that means no row of any table."""
+    rows = [row for table in tables for row in table.rows]
+    for pattern in patterns:
+        if not any(fits(row, pattern) for row in rows):
+            raise ConfigError(unknown("row", pattern, {row.name for row in rows}))
+
+
+def _specs(row: Row, column: Column, wishes: Wishes) -> tuple[RunSpec, ...]:
+    fields = row.on(column.dataset)
+    if fields is None:
+        return ()
+    seeds = wishes.seeds[:1] if fields["method"] in _EPISODIC else wishes.seeds
+    where = {"model": wishes.model, "dataset": column.dataset, "corruption": column.corruption}
+    return tuple(RunSpec(**{**wishes.common, **where, **fields, "seed": seed}) for seed in seeds)
+
+
+def identity(spec: RunSpec) -> Hashable:
+    """Equal for runs that come to the same, however their settings were put."""
+    settings, own = spec.settings(), method_options(spec.method, spec.own_options())
+    data = spec.dataset if is_direct(spec.dataset) else expand([spec.dataset])[0]
+    model = Path(spec.model).name  # the same model may lie elsewhere on another machine
+    where = (model, data, spec.templates, spec.order, spec.corruption, spec.seed, spec.limit, spec.precision)
+    return (*where, spec.method, own, settings.condensation, settings.adaptation)
+
+
+def distinct(plans: Iterable[Plan]) -> dict[Hashable, RunSpec]:
+    """Every run of the plans once, by identity, in an order in which runs profit from each other's encodings."""
+    runs: dict[Hashable, RunSpec] = {}
+    for one in plans:
+        for specs in one.cells.values():
+            for spec in specs:
+                runs.setdefault(identity(spec), spec)
+    return {identity(spec): spec for spec in spread(list(runs.values()))}
+
+
+def finished(folder: Path) -> dict[Hashable, Path]:
+    """Finished runs in a folder by identity, as far as what was asked says it; only `run_one` looks at weights too.
+
+    Of several that were asked alike, the last one counts.
+    """
+    found: dict[Hashable, Path] = {}
+    for file in sorted(folder.glob("*/summary.json"), key=lambda file: file.stat().st_mtime_ns):
+        try:
+            asked = json.loads((file.parent / "spec.json").read_text(encoding="utf-8"))["spec"]
+            found[identity(RunSpec(**asked))] = file.parent
+        except (OSError, ValueError, KeyError, TypeError):  # not one of ours, or of another version
+            continue
+    return found
