@@ -54,12 +54,12 @@ def measure(model: str, kind: str, severity: int, images: int, R: float) -> list
     """All contenders on one stream."""
     vlm = lessmore.load(model)
     classes = world.test_classes(48)
-    scene = world.sample(images, SEED, classes)
+    scene = world.world_sample(images, SEED, classes)
     drawn, masks = shifts.draw_shifted(scene, kind, severity)
     empty = background_patches(masks, vlm.vision.shape.patch)
     out = []
     for name, options in CONTENDERS.items():
-        adapter = lessmore.adapt(vlm, world.class_names(classes), R=R, **options)
+        adapter = lessmore.adapt(vlm, world.world_class_names(classes), R=R, **options)
         traces = []
         for image in tqdm((drawn - 0.5) / 0.5, desc=f"{model} {kind} {name}", leave=False):
             trace = adapter(image, trace=True).trace

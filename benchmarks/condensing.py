@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 import lessmore
 from lessmore.config import Condensation, preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.models.vlm import VLM
@@ -50,8 +50,8 @@ def variants(R: float) -> dict[str, Condensation]:
         "`default`, sizes do not count": replace(ours, proportional=False),
         "`default`, 2 : 1 pruned": replace(ours, merge_prune=(2, 1)),
         "`default`, K = 2": replace(ours, K=2),
-        "EViT": reducer("evit", fixed),
-        "ToMe": reducer("tome", fixed),
+        "EViT": resolve_reducer("evit", fixed),
+        "ToMe": resolve_reducer("tome", fixed),
     }
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lessmore.cli.bench import PLAIN, Contender, setup_of, tower
+from lessmore.cli.bench import PLAIN, BenchContender, setup_of, tower
 from lessmore.engines import cpu
 from lessmore.lab.latency import Times, interleaved, ratio
 from lessmore.lab.provenance import environment
@@ -29,11 +29,11 @@ from lessmore.methods import make
 
 MODELS = ("ViT-B-16", "ViT-B-16-SigLIP")
 CONTENDERS = (
-    Contender(PLAIN, "zeroshot", "none", 1.0),
-    Contender("TCA, R = 0.9", "tca", "tca", 0.9),
-    Contender("TCA, R = 0.7", "tca", "tca", 0.7),
+    BenchContender(PLAIN, "zeroshot", "none", 1.0),
+    BenchContender("TCA, R = 0.9", "tca", "tca", 0.9),
+    BenchContender("TCA, R = 0.7", "tca", "tca", 0.7),
 )
-ENGINES = {"eager": make, "cpu": cpu.build, "cpu, bfloat16": partial(cpu.build, bfloat16=True)}
+ENGINES = {"eager": make, "cpu": cpu.build_cpu, "cpu, bfloat16": partial(cpu.build_cpu, bfloat16=True)}
 TARGETS = {"TCA, R = 0.9": 0.93, "TCA, R = 0.7": 0.75}
 PEER_TARGET = 1.03
 Step = Callable[[], object]

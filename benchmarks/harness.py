@@ -27,8 +27,8 @@ import torch
 
 from lessmore.assets import world
 from lessmore.core.encoder import PLAIN, encode
-from lessmore.lab.job import Job, prepare
-from lessmore.lab.loader import load
+from lessmore.lab.job import Job, prepare_job
+from lessmore.lab.loader import load_images
 from lessmore.lab.report.tokens import as_picture
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec, product
@@ -44,9 +44,9 @@ CHILD = (
 def draw(folder: Path, images: int) -> str:
     """Drawn images in a folder per class, as a data set's name."""
     classes = world.test_classes(10)
-    scene = world.sample(images, 1, classes)
+    scene = world.world_sample(images, 1, classes)
     for i, (image, label) in enumerate(zip(world.draw(scene)[0], scene.index.tolist(), strict=True)):
-        path = folder / world.class_names(classes)[label] / f"{i:05}.png"
+        path = folder / world.world_class_names(classes)[label] / f"{i:05}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         as_picture(image).save(path)
     return f"folder:{folder}"
@@ -116,7 +116,7 @@ def checkpoints(spec: RunSpec, job: Job, place: Path) -> dict[str, Any]:
 def loader_speed(job: Job, workers: int, images: int) -> float:
     """Images per second, ready for the encoder, once the workers are up."""
     indices = [i % len(job.stream) for i in range(images + 50)]
-    samples = load(job.stream, job.vlm.preprocess, indices, workers)
+    samples = load_images(job.stream, job.vlm.preprocess, indices, workers)
     for _ in range(50):
         next(samples)
     start = time.perf_counter()
@@ -127,7 +127,7 @@ def loader_speed(job: Job, workers: int, images: int) -> float:
 @torch.no_grad()
 def encoder_speed(job: Job, images: int) -> dict[str, float]:
     """Images per second, one by one, of the plain tower and of the condensing one."""
-    (sample,) = load(job.stream, job.vlm.preprocess, [0], workers=0)
+    (sample,) = load_images(job.stream, job.vlm.preprocess, [0], workers=0)
     pixels = to_pixels(torch.from_numpy(sample.pixels), job.vlm)
     speeds = {}
     for name, condensation in (("plain", PLAIN), (f"R={job.settings.condensation.R:g}", job.settings.condensation)):
@@ -176,7 +176,7 @@ def main() -> None:
     try:
         dataset = args.dataset or draw(place / "drawn", args.images)
         spec = RunSpec(args.model, dataset, root=args.root, limit=args.images, device="cpu")
-        job = prepare(spec)
+        job = prepare_job(spec)
         result: dict[str, Any] = {"model": Path(args.model).name, "dataset": job.stream.dataset.name}
         result |= {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
         show("kill and resume", result, kills(spec, job, place, args.kills))

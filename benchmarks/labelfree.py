@@ -8,10 +8,10 @@
     python benchmarks/labelfree.py measure --features NEW --part new
     python benchmarks/labelfree.py tables
 
-The rule is `lessmore.core.debias.observe` itself. Gains are points over matched zero-shot (same prompts, R = 1) on the same
-images, the mean of three orders. The interval of one stream is a paired bootstrap over its images, orders together;
-that of a mean over streams is a bootstrap over streams, too narrow where streams share images. `fix` are the streams on
-which the rule was made, `report` others, `fresh` and `new` whatever is in a folder.
+The rule is `lessmore.core.debias.observe` itself. Gains are points over matched zero-shot (same prompts, R = 1) on
+the same images, the mean of three orders. The interval of one stream is a paired bootstrap over its images, orders
+together; that of a mean over streams is a bootstrap over streams, too narrow where streams share images. `fix` are
+the streams on which the rule was made, `report` others, `fresh` and `new` whatever is in a folder.
 """
 
 from __future__ import annotations

@@ -291,8 +291,8 @@ def world_set(vlm: VLM, name: str, args: argparse.Namespace) -> Any:
     """Scenes of 48 classes of the embedded world, half of them unseen in training."""
     assert args.model in MODELS, f"the data set world goes with the models {', '.join(MODELS)}"
     classes = world.test_classes(48, 0)
-    scene = world.sample(args.limit, SCENES + int(args.other), classes)
-    found = _common(vlm, world.class_names(classes), "photo", scene.index.tolist())
+    scene = world.world_sample(args.limit, SCENES + int(args.other), classes)
+    found = _common(vlm, world.world_class_names(classes), "photo", scene.index.tolist())
 
     def batches(condition: str) -> Iterator[Tensor]:
         kind, _, severity = condition.partition(":")

@@ -43,14 +43,14 @@ from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
 from lessmore.engines.chunk import SIZES, Chunk
 from lessmore.lab.cache import effective
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.provenance import environment
 from lessmore.lab.spec import RunSpec
 from lessmore.methods import Setup, make
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.load import load
-from lessmore.paper.plan import Shelf, Wishes, distinct, finished, plan
-from lessmore.paper.tables import find
+from lessmore.paper.plan import DatasetCache, ReproductionRequest, distinct, finished, plan_table
+from lessmore.paper.tables import find_table
 
 _IMPORTED_BEFORE_THE_FORK = (scipy.stats, torchmetrics.functional.classification)
 _KINDS = {
@@ -232,14 +232,14 @@ def tasks(machine: Machine, specs: Sequence[RunSpec]) -> Iterator[tuple[str, Cal
         yield name, partial(ways.get(kind, machine.by_views), groups[kind, what])
 
 
-def prepared(specs: Sequence[RunSpec], shelf: Shelf, output: Path) -> Bench:
+def prepared(specs: Sequence[RunSpec], datasets: DatasetCache, output: Path) -> Bench:
     """Model, data sets and class embeddings, each once."""
     here = load(specs[0].model)
     vlm = here.to(specs[0].device)
     vlm.fingerprint()  # now, for processes that are forked cannot read the weights
     first = {spec.dataset: spec for spec in reversed(specs)}
-    datasets = {name: dataset for name in first if isinstance(dataset := shelf(name), Dataset)}
-    made = {name: prepare(first[name], vlm, dataset).setup(cache=False) for name, dataset in datasets.items()}
+    datasets = {name: dataset for name in first if isinstance(dataset := datasets(name), Dataset)}
+    made = {name: prepare_job(first[name], vlm, dataset).setup(cache=False) for name, dataset in datasets.items()}
     setups = {name: replace(setup, text=setup.text.cpu(), vision=here.vision, vlm=None) for name, setup in made.items()}
     return Bench(vlm, datasets, setups, environment(vlm.device), output)
 
@@ -264,12 +264,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def missing(args: argparse.Namespace, shelf: Shelf) -> list[RunSpec]:
+def missing(args: argparse.Namespace, datasets: DatasetCache) -> list[RunSpec]:
     """The runs that the tables need and that are not done, planned as `lessmore reproduce` plans."""
     common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": args.device}
     corruptions = tuple(None if name == "none" else name for name in args.corruption)
-    wishes = Wishes(args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common)
-    runs = distinct(plan(find(name), wishes, shelf) for name in args.tables)
+    request = ReproductionRequest(
+        args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common
+    )
+    runs = distinct(plan_table(find_table(name), request, datasets) for name in args.tables)
     done = finished(Path(args.output) / "runs")
     return [spec for key, spec in runs.items() if key not in done and spec.method in args.methods]
 
@@ -278,9 +280,9 @@ def missing(args: argparse.Namespace, shelf: Shelf) -> list[RunSpec]:
 def main() -> None:
     """Do what is not done yet."""
     begun, args = time.monotonic(), arguments()
-    shelf = Shelf(Path(args.root))
-    specs = missing(args, shelf)
-    bench = prepared(specs, shelf, Path(args.output))
+    datasets = DatasetCache(Path(args.root))
+    specs = missing(args, datasets)
+    bench = prepared(specs, datasets, Path(args.output))
     with ProcessPoolExecutor(args.processes, get_context("fork"), begin, (bench,)) as pool:
         machine = Machine(bench, specs, pool, args.batch)
         print(f"{len(specs)} runs; ready after {time.monotonic() - begun:.0f} s", flush=True)

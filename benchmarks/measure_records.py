@@ -18,11 +18,11 @@ from lessmore.cli.run import line
 from lessmore.core.encoder import Encoded
 from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.sampler import Sampler, _answer_row
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store
-from lessmore.lab.summary import header, summary
+from lessmore.lab.summary import header, summarise_run
 from lessmore.methods import FromEncoded, Outcome, Setup, make
 from lessmore.models.vlm import VLM
 
@@ -116,7 +116,7 @@ def setup_for(setup: Setup, spec: RunSpec) -> Setup:
 @torch.no_grad()
 def record(spec: RunSpec, answers: Answers, costs: Costs) -> str:
     """Write a run's folder; returns what came of it in one line."""
-    job = prepare(spec, _bench.vlm, _bench.datasets[spec.dataset])
+    job = prepare_job(spec, _bench.vlm, _bench.datasets[spec.dataset])
     scores = tda(spec, answers.scores) if spec.method == "tda" else answers.scores
     each = [torch.from_numpy(np.asarray(part)) for part in (scores, answers.before, answers.plain)]
     with Store(_bench.output / "runs" / job.name, job.key) as store:
@@ -125,7 +125,7 @@ def record(spec: RunSpec, answers: Answers, costs: Costs) -> str:
             store.append(
                 {**about(job.stream, i), **row(ours, before, plain, answers.kept[i])}, {"i": i, "encoded": False}
             )
-        found = summary(cast("Sampler", Run(job, costs)), store, dict(_bench.environment))
+        found = summarise_run(cast("Sampler", Run(job, costs)), store, dict(_bench.environment))
         found["cost"]["peak_memory_mb"] = None  # of this process, which did not answer anything
         store.finish(found)
     return line(found)

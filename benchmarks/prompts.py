@@ -56,11 +56,13 @@ class Drawn:
 def draw(images: int, seed: int, classes: int, shift: str = "clean", severity: int = 0) -> Dataset:
     """Drawings of the class list of that seed, about evenly spread over it."""
     combinations = world.test_classes(CLASSES, classes)
-    scene = world.sample(images, seed, combinations)
+    scene = world.world_sample(images, seed, combinations)
     parts = [shifts.draw_shifted(scene[i : i + 200], shift, severity)[0] for i in range(0, images, 200)]
     pictures = tuple(as_picture(image) for part in parts for image in part)
     name, ids = f"{shift} {severity}".removesuffix(" 0"), tuple(f"{seed}/{i}" for i in range(images))
-    return Dataset(name, tuple(world.class_names(combinations)), ids, tuple(scene.index.tolist()), Drawn(pictures))
+    return Dataset(
+        name, tuple(world.world_class_names(combinations)), ids, tuple(scene.index.tolist()), Drawn(pictures)
+    )
 
 
 @torch.no_grad()

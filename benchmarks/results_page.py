@@ -17,8 +17,8 @@ from typing import Any
 
 from lessmore.errors import ConfigError
 from lessmore.lab.report.formats import escape_markdown
-from lessmore.paper.show import Page, page
-from lessmore.paper.stored import read
+from lessmore.paper.show import ReproductionPage, page
+from lessmore.paper.stored import read_table
 from lessmore.paper.write import pipes
 from lessmore.storage.files import replacing
 
@@ -58,7 +58,7 @@ def tables(repository: Path) -> str:
     """All tables, model after model."""
     stored = repository / "benchmarks" / "results" / "reproduce"
     folders = sorted(folder for folder in stored.glob("*") if any(folder.glob("*.json")))
-    parts = [part for folder in folders for part in of_model(read(folder), repository / "docs" / "results.d")]
+    parts = [part for folder in folders for part in of_model(read_table(folder), repository / "docs" / "results.d")]
     return "".join(f"\n{part}\n" for part in parts)
 
 
@@ -72,7 +72,7 @@ def of_model(values: list[Mapping[str, Any]], prose: Path) -> list[str]:
     return parts
 
 
-def of_table(value: Mapping[str, Any], shown: Page, prose: Path, said: list[str]) -> list[str]:
+def of_table(value: Mapping[str, Any], shown: ReproductionPage, prose: Path, said: list[str]) -> list[str]:
     """Heading, what we make of it, command, grids, and the notes that are not said above."""
     words = [prose / f"{value['table']}.{value['model']}.md", prose / f"{value['table']}.md"]
     written = next((file.read_text(encoding="utf-8").strip() for file in words if file.is_file()), "")

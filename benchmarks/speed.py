@@ -25,12 +25,12 @@ from torch import Tensor
 import lessmore
 from lessmore.assets import MODELS
 from lessmore.config import preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.core.vit import ViT
 from lessmore.engines import build
 from lessmore.engines.capture import capture
-from lessmore.lab.latency import measure, ratio
+from lessmore.lab.latency import measure_latency, ratio
 from lessmore.methods import Method, Setup
 from lessmore.models.shapes import SHAPES
 from lessmore.storage.files import write_json
@@ -65,7 +65,7 @@ def contender(
     """A method on random class embeddings."""
     text = torch.randn(C, vit.shape.embed, generator=torch.Generator().manual_seed(0))
     chosen = preset(name, R=R, **options, **({"centre": centre} if centre else {}))
-    chosen = chosen._replace(condensation=reducer(reduce, chosen.condensation))
+    chosen = chosen._replace(condensation=resolve_reducer(reduce, chosen.condensation))
     return build(engine, method, Setup(vit, F.normalize(text, dim=-1).to(vit.positions), 100.0, chosen))
 
 
@@ -111,7 +111,7 @@ def step(args: argparse.Namespace) -> Iterator[Row]:
     for C in args.classes:
         methods = {(e, row[0]): filled(contender(vit, e, C, *row[1:]), vit) for e in engines for row in CONTENDERS}
         runs = {f"{e}/{n}": (lambda m=m: m.predict(image)) for (e, n), m in methods.items()}
-        times = measure(runs, args.images, args.device)
+        times = measure_latency(runs, args.images, args.device)
         for engine, name in methods:
             own, plain = times[f"{engine}/{name}"], times[f"{engine}/plain"]
             row: Row = {"section": "step", "engine": engine, "C": C, "what": name, "ms": median_ms(own)}
@@ -135,7 +135,7 @@ def graphs(args: argparse.Namespace) -> Iterator[Row]:
     for C in args.classes:
         replays = {row[0]: _replay(filled(contender(vit, "graph", C, *row[1:]), vit)) for row in CONTENDERS}
         plain = replays["plain"]
-        times = measure(replays, args.images, args.device)
+        times = measure_latency(replays, args.images, args.device)
         for name, run in replays.items():
             row: Row = {"section": "graph", "C": C, "what": name, "ms": median_ms(times[name])}
             row |= {"minus plain ms": median_ms(times[name]) - median_ms(times["plain"])}
@@ -149,7 +149,7 @@ def graphs(args: argparse.Namespace) -> Iterator[Row]:
     stages["fused kernels"] = _replay(contender(vit, "graph", args.classes[0], *CONTENDERS[2][1:]))
     linear.PREFETCH = True
     stages["weights fetched ahead"] = _replay(contender(vit, "graph", args.classes[0], *CONTENDERS[2][1:]))
-    for name, seconds in measure(stages, args.images, args.device).items():
+    for name, seconds in measure_latency(stages, args.images, args.device).items():
         yield {"section": "waterfall", "what": name, "ms": median_ms(seconds)}
 
 
@@ -177,7 +177,7 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
         }
         del method
         runs[C, M] = full(contender(vit, "graph", C, "tca", "tca", "fixed", 0.9, M=M))
-    times = measure({str(case): _replay(run) for case, run in runs.items()}, args.images, args.device)
+    times = measure_latency({str(case): _replay(run) for case, run in runs.items()}, args.images, args.device)
     for case in cases:
         yield {"section": "scaling", "C": case[0], "M": case[1], "ms": median_ms(times[str(case)])}
 
@@ -203,7 +203,7 @@ def batches(args: argparse.Namespace) -> Iterator[Row]:
                 fused = Batched(vit, config)
                 runs[f"fused, {name}"] = _captured(lambda f=fused: f.resume(f.begin(image)))  # noqa: B023
                 runs[f"plain functions, {name}"] = _captured(lambda c=config: encode(vit, image, c))  # noqa: B023
-            times = measure(runs, max(args.images // 10, 5), args.device)
+            times = measure_latency(runs, max(args.images // 10, 5), args.device)
             for name, seconds in times.items():
                 base = times[name.split(",")[0] + ", plain"]
                 row: Row = {"section": "batch", "model": model, "B": B, "what": name}
@@ -225,7 +225,7 @@ def others(args: argparse.Namespace) -> Iterator[Row]:
             runs[name] = make(image)
         except Exception as error:  # a peer that does not run here is a row, not the end of the benchmark
             yield {"section": "peer", "what": name, "missing": str(error).splitlines()[0][:120]}
-    for name, seconds in measure(runs, args.images, args.device).items():
+    for name, seconds in measure_latency(runs, args.images, args.device).items():
         yield {"section": "peer", "what": name, "ms": median_ms(seconds)}
 
 
@@ -244,7 +244,9 @@ def _beside(vit: ViT, C: int, theirs: float, args: argparse.Namespace) -> Row:
     """Their milliseconds as a multiple of ours."""
     image = pixels(vit)
     methods = {name: full(contender(vit, "graph", C, "tca", "tca", name, 0.9)) for name in ("fixed", "released")}
-    times = measure({name: (lambda m=m: m.predict(image)) for name, m in methods.items()}, args.images, args.device)
+    times = measure_latency(
+        {name: (lambda m=m: m.predict(image)) for name, m in methods.items()}, args.images, args.device
+    )
     ours = {name: median_ms(seconds) for name, seconds in times.items()}
     ratios = {f"times ours, {name}": round(theirs / ms, 1) for name, ms in ours.items()}
     return {"ms": theirs} | {f"ours, {name}, ms": ms for name, ms in ours.items()} | ratios

@@ -19,7 +19,7 @@ STREAMS = (("clean", 0), ("background", 5), ("noise", 2), ("blur", 2))
 def main() -> None:
     """Draw every stream into a folder of its own."""
     classes = world.test_classes(CLASSES, seed=CLASS_SEED)
-    scene = world.sample(IMAGES, SEED, classes)
+    scene = world.world_sample(IMAGES, SEED, classes)
     for kind, severity in STREAMS:
         images, _ = shifts.draw_shifted(scene, kind, severity)
         for i, (image, label) in enumerate(zip(images, scene.index.tolist(), strict=True)):

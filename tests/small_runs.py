@@ -10,12 +10,12 @@ from lessmore.assets import shifts, world
 from lessmore.lab.report.tokens import as_picture
 
 CLASSES = world.test_classes(6, seed=3)
-NAMES = world.class_names(CLASSES)
+NAMES = world.world_class_names(CLASSES)
 
 
 def draw_folder(folder: Path, images: int, seed: int = 5) -> Path:
     """Images before backgrounds the model has not seen, in a sub-folder per class."""
-    scene = world.sample(images, seed, CLASSES)
+    scene = world.world_sample(images, seed, CLASSES)
     pixels, _ = shifts.draw_shifted(scene, "background", 5)
     for name in NAMES:
         (folder / name.replace(" ", "_")).mkdir(parents=True, exist_ok=True)

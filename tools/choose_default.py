@@ -61,8 +61,8 @@ def record(model: str, kind: str, severity: int, seed: int, images: int, options
     """Stream one shift through the encoder and the reservoir."""
     vlm = load(model)
     classes = world.test_classes(48)
-    text = vlm.classifier(world.class_names(classes))
-    scene = world.sample(images, seed, classes)
+    text = vlm.classifier(world.world_class_names(classes))
+    scene = world.world_sample(images, seed, classes)
     pixels = (shifts.draw_shifted(scene, kind, severity)[0] - 0.5) / 0.5
     condensation, adaptation, _ = preset("fixed", **options)
     shape = vlm.vision.shape

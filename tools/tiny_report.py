@@ -60,7 +60,7 @@ def evaluate(model: Any, words: Words, n: int, seed: int = EVAL_SEED) -> dict[st
     model.eval()
     classes = world.test_classes()
     weights = class_weights(model, classes, words)
-    scene = world.sample(n, seed, classes)
+    scene = world.world_sample(n, seed, classes)
     clean = correct(model, weights, scene, "clean", 0)
     unseen = scene.index % 2 == 0  # test_classes alternates unseen and trained combinations
     table = {
@@ -96,7 +96,7 @@ _TARGETS = (0.9, 0.77, 0.64, 0.51, 0.38)  # accuracy at severities 1 to 5 as a s
 def calibrate(model: Any, words: Words, n: int, seed: int = EVAL_SEED + 2) -> dict[str, Any]:
     """Accuracy along a sweep of every shift, and the strengths at which it would come nearest to the targets."""
     classes = world.test_classes()
-    weights, scene = class_weights(model, classes, words), world.sample(n, seed, classes)
+    weights, scene = class_weights(model, classes, words), world.world_sample(n, seed, classes)
     clean = _percent(correct(model, weights, scene, "clean", 0))
     answer: dict[str, Any] = {"clean": clean}
     for kind, (mild, drastic) in _SWEEPS.items():
@@ -175,7 +175,7 @@ def export(model: Any, name: str, words: Words, folder: Path) -> None:
 
 def sheet(path: Path, seed: int = EVAL_SEED) -> None:
     """A contact sheet: 40 clean images, then one row per shift (two images, clean and severities 1 to 5)."""
-    scene = world.sample(40, seed, world.test_classes())
+    scene = world.world_sample(40, seed, world.test_classes())
     tiles = [world.draw(scene)[0]]
     for kind in shifts.KINDS:
         for i in (0, 1):

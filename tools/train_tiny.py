@@ -225,7 +225,7 @@ class Trainer:
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Images ready for the tower, tokens, and who matches whom; the step alone decides what they are."""
         seed = world.TRAINING_SEEDS + self.args.seed * 2**24 + self.progress.step
-        scene = world.sample(self.args.batch, seed, self.combos)
+        scene = world.world_sample(self.args.batch, seed, self.combos)
         tokens, said = self.captions.draw(scene.labels, torch.Generator().manual_seed(seed))
         images = augment(world.draw(scene, self.device)[0], torch.Generator(self.device).manual_seed(seed))
         return report.normalise(images), tokens, matches(send(scene.labels, self.device), said)
@@ -253,7 +253,7 @@ class Trainer:
         """Clean accuracy in percent on few images of the test classes."""
         self.model.eval()
         weights = report.class_weights(self.model, self.classes, self.words)
-        scene = world.sample(n, report.EVAL_SEED + 1, self.classes)
+        scene = world.world_sample(n, report.EVAL_SEED + 1, self.classes)
         hits = report.correct(self.model, weights, scene, "clean", 0)
         self.model.train()
         return 100 * hits.float().mean().item()

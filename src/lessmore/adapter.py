@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
-from lessmore.core.condense.registry import reducer as make_reducer
 from lessmore.core.condense.registry import reducer_for
+from lessmore.core.condense.registry import resolve_reducer as make_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import SourceMap, source_map
 from lessmore.core.debias import CHANGES, STRENGTH
@@ -183,11 +183,11 @@ class Adapter:
     def save(self, path: str | Path) -> None:
         """Write the state as one safetensors file, atomically."""
         facts = {"health": asdict(self._health), **self._identity()}
-        statefile.write(Path(path), self._method.state(), facts)
+        statefile.write_state(Path(path), self._method.state(), facts)
 
     def restore(self, path: str | Path) -> None:
         """Go on from a file of `save`; a file of another model, class list or method is refused with the reason."""
-        tensors, facts = statefile.read(Path(path), self._identity())
+        tensors, facts = statefile.read_state(Path(path), self._identity())
         self._method.restore(tensors)
         self._health = Health(**facts["health"])
 

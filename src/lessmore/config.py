@@ -18,8 +18,8 @@ Metric = Literal["keys", "attention"]
 Merge = Literal["mean", "inverse_distance"]
 Pruned = Literal["fuse", "drop"]
 Score = Literal["rank", "mean"]
-Rows = Literal["class", "anchor", "both"]
-Summary = Literal["mean", "attn_pool"]
+QueryRows = Literal["class", "anchor", "both"]
+TokenSummary = Literal["mean", "attn_pool"]
 Strategy = Literal["fifo", "uncertainty", "similarity", "diversity"]
 Key = Literal["entropy", "class_term"]
 Ready = Literal["class", "all"]
@@ -83,11 +83,11 @@ class Condensation:
     """Pruned tokens are fused into one attention-weighted token, or dropped."""
     score: Score = "rank"
     """Cross-head rank (the paper) or head-mean attention (EViT and the released code)."""
-    rows: Rows = "class"
+    rows: QueryRows = "class"
     """Query rows the scores are read from: the class token's, the anchor's, or the mean of both."""
     anchor_kv: bool = False
     """The nearest class anchor joins the attention as one more key and value."""
-    summary: Summary = "mean"
+    summary: TokenSummary = "mean"
     """Towers without a class token: a block's summary is the mean of its tokens, or weighted by received attention."""
 
     def __post_init__(self) -> None:

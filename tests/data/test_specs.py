@@ -10,7 +10,7 @@ import pytest
 
 from lessmore.config import PRESETS
 from lessmore.data.dataset import Dataset, Files
-from lessmore.data.registry import canonical, expand, list_datasets, list_groups, open_dataset
+from lessmore.data.registry import canonical, expand_names, list_datasets, list_groups, open_dataset
 from lessmore.data.spec import specs
 from lessmore.errors import ConfigError
 from lessmore.prompts import TEMPLATES, class_names
@@ -91,7 +91,7 @@ def test_imagenet_subsets() -> None:
 )
 def test_other_spellings(given: str, name: str) -> None:
     assert canonical(given) == name
-    assert expand([given, name]) == [name]
+    assert expand_names([given, name]) == [name]
 
 
 def test_no_two_names_are_spelt_alike() -> None:
@@ -106,7 +106,7 @@ def test_no_two_names_are_spelt_alike() -> None:
 )
 def test_unknown_names_answer_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean .*{near}"):
-        expand([name])
+        expand_names([name])
 
 
 def test_groups() -> None:
@@ -116,13 +116,13 @@ def test_groups() -> None:
         "cifar100c": 95,
     }
     assert len(list_datasets()) == len(set(list_datasets())) == 16 + 95
-    assert expand(["ood", "imagenet*"])[:5] == list_groups()["ood"]
-    assert expand(["imagenet_a", "ood"]) == ["imagenet_a", "imagenet", *list_groups()["ood"][2:]]
-    assert len(expand(["cifar100c/*/5"])) == 19 and len(expand(["cifar100c/fog/*"])) == 5
-    assert expand(["Cross-Dataset"]) == list_groups()["cross_dataset"]
-    assert expand(["my/set.yaml", "folder:a", "hf:b/c@test"]) == ["my/set.yaml", "folder:a", "hf:b/c@test"]
+    assert expand_names(["ood", "imagenet*"])[:5] == list_groups()["ood"]
+    assert expand_names(["imagenet_a", "ood"]) == ["imagenet_a", "imagenet", *list_groups()["ood"][2:]]
+    assert len(expand_names(["cifar100c/*/5"])) == 19 and len(expand_names(["cifar100c/fog/*"])) == 5
+    assert expand_names(["Cross-Dataset"]) == list_groups()["cross_dataset"]
+    assert expand_names(["my/set.yaml", "folder:a", "hf:b/c@test"]) == ["my/set.yaml", "folder:a", "hf:b/c@test"]
     with pytest.raises(ConfigError, match="no data set fits"):
-        expand(["mnist*"])
+        expand_names(["mnist*"])
 
 
 def test_an_empty_place_is_refused() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lessmore.data.corrupt import MAIN, Corruption, corrupt
 from lessmore.data.dataset import Dataset
-from lessmore.data.orders import plan
+from lessmore.data.orders import plan_stream
 from lessmore.data.stream import Stream, make_stream
 from lessmore.errors import ConfigError, ImageError
 
@@ -273,4 +273,4 @@ def test_an_image_too_small_to_corrupt_is_named() -> None:
 )
 def test_orders_that_are_refused(order: str, corruption: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        plan(order, corruption)
+        plan_stream(order, corruption)

@@ -19,7 +19,7 @@ import lessmore
 from lessmore.cli import main
 from lessmore.errors import StateError
 from lessmore.lab import store
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store
@@ -228,7 +228,7 @@ def test_stopped_again_and_again(lab: Lab) -> None:
 
 
 def test_a_run_that_someone_else_is_working_on(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    job = prepare(lab.spec, lab.vlm)
+    job = prepare_job(lab.spec, lab.vlm)
     arguments = ["run", "--model", "tiny", "--dataset", lab.spec.dataset, "--workers", "0", "--device", "cpu"]
     with Store(lab.folder / "busy" / job.name, job.key):
         assert main([*arguments, "--output", str(lab.folder / "busy")]) == 1

@@ -18,8 +18,8 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 from lessmore.cli import main
-from lessmore.lab.job import prepare
-from lessmore.lab.loader import LoaderError, load
+from lessmore.lab.job import prepare_job
+from lessmore.lab.loader import LoaderError, load_images
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
 from tests.small_runs import draw_folder, only_run, results
@@ -68,7 +68,7 @@ def wait_for(done: Callable[[], bool], what: str, seconds: float = 300) -> None:
 
 
 def test_killed_again_and_again(spec: RunSpec, reference: tuple[bytes, str], tmp_path: Path) -> None:
-    folder = tmp_path / prepare(spec).name
+    folder = tmp_path / prepare_job(spec).name
     dice, checkpoints = random.Random(0), 0
     for kill in range(KILLS):
         # Deeper from kill to kill, so that states of all sizes are restored.
@@ -103,7 +103,7 @@ def test_asked_to_stop_and_killed_with_workers(
     """SIGTERM to the whole group, as a cluster sends it; then a kill, which the workers must not outlive."""
     arguments = ["run", "--model", "tiny", "--dataset", spec.dataset, "--device", "cpu", "--output", str(tmp_path)]
     command = ["-m", "lessmore", *arguments, "--workers", "1"]
-    folder = tmp_path / prepare(spec).name
+    folder = tmp_path / prepare_job(spec).name
     process = start(*command)
     wait_for(lambda: written(folder) > 3 or process.poll() is not None, "rows")
     assert main([*arguments, "--workers", "0"]) == 1
@@ -131,9 +131,9 @@ def test_asked_to_stop_and_killed_with_workers(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 def test_a_worker_that_dies_is_one_sentence(spec: RunSpec) -> None:
-    job = prepare(spec)
+    job = prepare_job(spec)
     before = children(os.getpid())
-    samples = load(job.stream, job.vlm.preprocess, range(IMAGES), workers=1)
+    samples = load_images(job.stream, job.vlm.preprocess, range(IMAGES), workers=1)
     next(samples)
     for child in children(os.getpid()) - before:
         if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():

@@ -23,10 +23,10 @@ from lessmore.assets import world
 from lessmore.cli import main
 from lessmore.errors import ConfigError
 from lessmore.lab import sweep_local
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store
-from lessmore.lab.sweep import Worker, expand, read_grid
+from lessmore.lab.sweep import Worker, expand_grid, read_grid
 from lessmore.lab.sweep_local import run_locally
 from lessmore.lab.sweep_ray import run_on_ray
 
@@ -38,7 +38,7 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds 
 def world_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of the embedded world, one sub-folder per class."""
     folder = tmp_path_factory.mktemp("data") / "world"
-    scene = world.sample(IMAGES, 5, world.test_classes(8))
+    scene = world.world_sample(IMAGES, 5, world.test_classes(8))
     pictures = (world.draw(scene)[0].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
     for i, (pixels, label) in enumerate(zip(pictures, scene.labels.tolist(), strict=True)):
         place = folder / world.class_name(*label)
@@ -301,7 +301,7 @@ def test_a_sweep_does_what_it_can_and_skips_what_is_done(
 
 
 def test_a_run_somebody_works_on_is_left_alone(spec: RunSpec, tmp_path: Path) -> None:
-    job = prepare(spec)
+    job = prepare_job(spec)
     with Store(tmp_path / job.name, job.key):
         done = Worker(tmp_path, 1)(spec)
     assert done.summary is None and "another process is working" in done.error
@@ -341,7 +341,7 @@ def test_a_grid_is_every_combination_less_the_excluded(tmp_path: Path, capsys: p
 
 
 def test_runs_on_the_same_images_are_spread() -> None:
-    specs = expand(
+    specs = expand_grid(
         [{"model": "tiny", "dataset": ["folder:a", "folder:b"], "seed": [0, 1], "method": ["tca", "zeroshot"]}]
     )
     assert [spec.dataset for spec in specs] == ["folder:a", "folder:b"] * 4

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from lessmore.config import Condensation
-from lessmore.core.condense.ats import LEAST, chosen, hit
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.ats import LEAST, hit, hit_tokens
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import GONE, KEPT, PRUNED, source_map
-from lessmore.core.costs import costs, taken
+from lessmore.core.costs import costs, taken_steps
 from lessmore.core.encoder import encode
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
@@ -67,7 +67,7 @@ def slow_encode(vit: ViT, pixels: Array, caps: dict[int, int]) -> tuple[Array, A
 @pytest.mark.parametrize("layers", [LAYERS, (0, 1, 2, 3, 4)])
 def test_a_batch_equals_the_reference_image_by_image(shape: str, R: float, layers: tuple[int, ...]) -> None:
     vit, images = make_vit(SHAPES[shape]), make_images(5)
-    config = reducer("ats", Condensation(R=R, layers=layers))
+    config = resolve_reducer("ats", Condensation(R=R, layers=layers))
     caps = {i: one.keep for i, one in enumerate(schedule(36, 5, config)) if one is not None}
     fast = encode(vit, images, config)
     sources = source_map(fast.steps)
@@ -87,7 +87,7 @@ def test_sampling_equals_loops() -> None:
     for trial in range(60):
         n, points = 9 + trial, 5 + trial * 7 % 60
         score = (torch.randn(2, n, generator=generator).double() * (0.5 + trial % 4)).exp()
-        keep = chosen(score, points, 7)
+        keep = hit_tokens(score, points, 7)
         for b in range(2):
             assert keep[b].nonzero().flatten().tolist() == slow_choice(score[b].tolist(), points, 7)
 
@@ -99,7 +99,7 @@ def test_equal_scores_keep_everything_and_a_dominant_one_keeps_few() -> None:
     keep = hit(peaked, 50)
     assert keep[0, 17]
     assert 1 < int(keep.sum()) <= 3
-    least = chosen(peaked, 50, 7)
+    least = hit_tokens(peaked, 50, 7)
     assert least[0, 17]
     assert int(least.sum()) == 7
 
@@ -114,13 +114,13 @@ def test_never_more_than_the_cap_and_never_what_nobody_looks_at() -> None:
         assert not keep[:, ::4].any()
     top = score.argmax(dim=1)
     assert hit(score, 1)[torch.arange(20), top].all()
-    assert chosen(torch.zeros(1, 12), 10, 7).sum() == 7  # no score at all: as many as must stay
+    assert hit_tokens(torch.zeros(1, 12), 10, 7).sum() == 7  # no score at all: as many as must stay
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_at_least_eight_tokens_stay(shape: str) -> None:
     vit = make_vit(SHAPES[shape], spread=1.0)  # sharp attention
-    config = reducer("ats", Condensation(R=0.5, layers=(0, 1, 2, 3, 4)))
+    config = resolve_reducer("ats", Condensation(R=0.5, layers=(0, 1, 2, 3, 4)))
     steps = encode(vit, make_images(6), config).steps
     caps = [one.keep for one in schedule(36, 5, config) if one is not None]
     first = int(vit.shape.class_token)
@@ -131,19 +131,21 @@ def test_at_least_eight_tokens_stay(shape: str) -> None:
 
 def test_the_class_token_stays_in_front() -> None:
     vit = make_vit(CLASS)
-    config = reducer("ats", Condensation(R=0.7, layers=(4,)))  # the last block, so that nothing follows but pooling
+    config = resolve_reducer(
+        "ats", Condensation(R=0.7, layers=(4,))
+    )  # the last block, so that nothing follows but pooling
     plain, sampled = encode(vit, make_images(4)), encode(vit, make_images(4), config)
     torch.testing.assert_close(plain.feature, sampled.feature, rtol=0, atol=1e-12)
 
 
 def test_the_schedule_is_a_bound_and_the_steps_say_what_was_spent() -> None:
-    config = reducer("ats", Condensation(R=0.9, layers=LAYERS))
+    config = resolve_reducer("ats", Condensation(R=0.9, layers=LAYERS))
     steps = encode(make_vit(CLASS), make_images(1), config).steps
-    spent = costs(CLASS, config, plan=taken(steps, 5))
+    spent = costs(CLASS, config, plan=taken_steps(steps, 5))
     left = [step.stage.out + 1 for step in steps]
     assert spent.tokens == (37, *left, left[-1])
     assert spent.macs < costs(CLASS, config).macs
-    cost = costs(REAL["ViT-B-16"][0], reducer("ats", Condensation(R=0.9)))
+    cost = costs(REAL["ViT-B-16"][0], resolve_reducer("ats", Condensation(R=0.9)))
     assert cost.tokens[-1] == 1 + 144  # of the paper's ATS figures, averages over images, nothing can be recomputed
 
 

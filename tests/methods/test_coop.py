@@ -25,7 +25,7 @@ from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.lab.train_prompt import Course, Training, begin, few_shots, rate, train_prompt
+from lessmore.lab.train_prompt import Course, Training, begin_training, few_shots, rate, train_prompt
 from lessmore.methods import FromEncoded, Setup, make
 from lessmore.methods.context import embed_classes, frame
 from lessmore.methods.coop import CoOp
@@ -43,9 +43,9 @@ class Drawn:
 
 @lru_cache
 def drawn(count: int, seed: int, shift: str = "blur", severity: int = 3) -> Dataset:
-    scene = world.sample(count, seed, COMBINATIONS)
+    scene = world.world_sample(count, seed, COMBINATIONS)
     pictures = tuple(as_picture(image) for image in shifts.draw_shifted(scene, shift, severity)[0])
-    names, ids = tuple(world.class_names(COMBINATIONS)), tuple(str(i) for i in range(count))
+    names, ids = tuple(world.world_class_names(COMBINATIONS)), tuple(str(i) for i in range(count))
     return Dataset("drawn", names, ids, tuple(scene.index.tolist()), Drawn(pictures))
 
 
@@ -87,7 +87,7 @@ def test_the_learned_context_beats_the_hand_written_prompt_on_held_out_images(tm
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
 def test_learning_lowers_the_loss(name: str, method: str) -> None:
     training = Training(method, shots=1, batch=8, crops=False, lr=0.2)  # type: ignore[arg-type]
-    course = begin(lessmore.load(name), drawn(80, 1), training)
+    course = begin_training(lessmore.load(name), drawn(80, 1), training)
     course.step = 1  # behind the warm-up
     losses = []
     for _ in range(8):
@@ -99,7 +99,7 @@ def test_learning_lowers_the_loss(name: str, method: str) -> None:
 def test_a_step_is_descent_on_the_cross_entropy() -> None:
     """Against finite differences in float64, decay and momentum included."""
     vlm, data = lessmore.load("tiny").to(dtype=torch.float64), drawn(20, 1)
-    course = begin(vlm, data, Training(shots=1, batch=3, epochs=2, crops=False, lr=0.1))
+    course = begin_training(vlm, data, Training(shots=1, batch=3, epochs=2, crops=False, lr=0.1))
     course.step = course.steps_per_epoch  # the first epoch only warms up
 
     def loss(context: Tensor) -> float:
@@ -177,7 +177,7 @@ def untrained(file: Path, method: str = "coop") -> Course:
     """A context as it begins, written as if it had been learnt."""
     vlm, data = lessmore.load("tiny"), drawn(20, 1)
     train_prompt(vlm, data, file, Training(method, shots=1, epochs=1, batch=8, crops=False), quiet=True)  # type: ignore[arg-type]
-    return begin(vlm, data, Training(method))  # type: ignore[arg-type]
+    return begin_training(vlm, data, Training(method))  # type: ignore[arg-type]
 
 
 def test_a_context_serves_other_classes_and_is_known_by_its_content(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ CLASSES = world.test_classes(6, 3)
 
 def drawings(count: int, seed: int, label: int) -> list[Image.Image]:
     """One object, drawn anew each time: other pose, ground, clutter and light."""
-    return [as_picture(image) for image in world.draw(world.sample(count, seed, [CLASSES[label]]))[0]]
+    return [as_picture(image) for image in world.draw(world.world_sample(count, seed, [CLASSES[label]]))[0]]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def adapter(folder: Path, **options: float) -> Adapter:
-    names = world.class_names(CLASSES)
+    names = world.world_class_names(CLASSES)
     given = {"views": 5, "variations": 3, "steps": 2, **options}
     return lessmore.adapt("tiny", names, method="diff-tpt", folder=str(folder), cache=False, **given)
 
@@ -98,7 +98,7 @@ def test_the_key_is_what_the_image_shows() -> None:
 
 def test_without_variations_it_says_how_to_make_them(folder: Path) -> None:
     with pytest.raises(ConfigError, match="docs/methods/diff-tpt.md"):
-        lessmore.adapt("tiny", world.class_names(CLASSES), method="diff-tpt", cache=False)
+        lessmore.adapt("tiny", world.world_class_names(CLASSES), method="diff-tpt", cache=False)
     with pytest.raises(ConfigError, match="holds 0 variations"):
         adapter(folder)(drawings(1, 12345, 2)[0])
     with pytest.raises(ConfigError, match="holds 3 variations"):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lessmore.config import LATE, Condensation, preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.source import source_map
 from lessmore.core.costs import costs
 from lessmore.core.encoder import encode
@@ -51,7 +51,7 @@ def slow_encode(vit: ViT, pixels: Array, R: float) -> tuple[Array, list[list[int
 @pytest.mark.parametrize("R", [0.9, 0.7])
 def test_equals_the_reference(shape: str, R: float) -> None:
     vit, images = make_vit(SHAPES[shape]), make_images(4)
-    fast = encode(vit, images, reducer("evit", Condensation(R=R, layers=LAYERS)))
+    fast = encode(vit, images, resolve_reducer("evit", Condensation(R=R, layers=LAYERS)))
     where = source_map(fast.steps).token
     for b, image in enumerate(images):
         feature, kept = slow_encode(vit, image.numpy(), R)
@@ -63,9 +63,9 @@ def test_equals_the_reference(shape: str, R: float) -> None:
 
 def test_is_condensation_without_centres_by_head_mean() -> None:
     own = Condensation(R=0.8, layers=LAYERS, counts="keep", K=0, merge_prune=(0, 1), pruned="fuse", score="mean")
-    assert reducer("evit", Condensation(R=0.8, layers=LAYERS)) == own
+    assert resolve_reducer("evit", Condensation(R=0.8, layers=LAYERS)) == own
     vit, images = make_vit(CLASS), make_images(3)
-    assert torch.equal(encode(vit, images, own).feature, encode(vit, images, reducer("evit", own)).feature)
+    assert torch.equal(encode(vit, images, own).feature, encode(vit, images, resolve_reducer("evit", own)).feature)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_is_condensation_without_centres_by_head_mean() -> None:
     ],
 )
 def test_costs_of_the_papers_table(vision: ViTShape, R: float, printed: str, counts: tuple[int, ...]) -> None:
-    cost = costs(vision, reducer("evit", Condensation(R=R)), accounting="paper")
+    cost = costs(vision, resolve_reducer("evit", Condensation(R=R)), accounting="paper")
     assert f"{cost.gmacs:.2f}" == printed
     assert (cost.tokens[3], cost.tokens[6], cost.tokens[9]) == counts
 
@@ -91,5 +91,5 @@ def test_it_keeps_its_blocks_unless_others_are_asked_for() -> None:
         (preset("default", layers=LAYERS).condensation, (), LAYERS),
         (preset("fixed").condensation, (), (3, 6, 9)),
     ):
-        assert reducer("evit", base, given).layers == layers
-    assert reducer("tca", preset("default").condensation).layers == LATE
+        assert resolve_reducer("evit", base, given).layers == layers
+    assert resolve_reducer("tca", preset("default").condensation).layers == LATE

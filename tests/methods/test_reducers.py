@@ -14,10 +14,10 @@ import lessmore
 from lessmore import list_reducers
 from lessmore.assets import world
 from lessmore.config import Condensation
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import GONE, MERGED, source_map
-from lessmore.core.costs import costs, taken
+from lessmore.core.costs import costs, taken_steps
 from lessmore.core.encoder import encode
 from lessmore.core.vit import BlockShape, ViTShape
 from lessmore.lab.report import tokens as pictures
@@ -28,7 +28,7 @@ REDUCERS = [name for name in list_reducers() if name != "none"]
 
 
 def small(name: str, R: float = 0.7) -> Condensation:
-    return reducer(name, Condensation(R=R, layers=LAYERS))
+    return resolve_reducer(name, Condensation(R=R, layers=LAYERS))
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -82,17 +82,17 @@ def test_half_precision_differs_only_where_a_decision_does(name: str, shape: str
 def test_costs_agree_with_torchs_counter(name: str, class_token: bool) -> None:
     blocks = BlockShape(width=64, depth=12, heads=4, mlp=256)
     vision = ViTShape(blocks, 112, 8, embed=32, class_token=class_token, pool="class" if class_token else "mean")
-    vit, config = make_vit(vision, dtype=torch.float32, spread=0.1), reducer(name, Condensation(R=0.8))
+    vit, config = make_vit(vision, dtype=torch.float32, spread=0.1), resolve_reducer(name, Condensation(R=0.8))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         steps = encode(vit, torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(0)), config).steps
-    expected = costs(vision, config, classes=0, plan=taken(steps, 12))
+    expected = costs(vision, config, classes=0, plan=taken_steps(steps, 12))
     assert counter.get_total_flops() == pytest.approx(2 * expected.macs, rel=0.005)
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-siglip"])
 @pytest.mark.parametrize("name", REDUCERS)
 def test_a_stream_with_correction_and_its_picture(name: str, model: str) -> None:
-    scene = world.sample(4, seed=5)
+    scene = world.world_sample(4, seed=5)
     images = [pictures.as_picture(image) for image in world.draw(scene)[0]]
     adapter = lessmore.adapt(model, ["a circle", "a square", "a cross"], reducer=name, R=0.7, cache=False)
     for image in images:

@@ -30,14 +30,14 @@ from lessmore.methods import FromEncoded, FromViews, Setup, make
 from lessmore.methods.cocoop import new_network
 from lessmore.methods.context import frame, write_context
 from lessmore.methods.difftpt import image_key
-from lessmore.methods.registry import find, method_options, split_options
+from lessmore.methods.registry import find_method, method_options, split_options
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
 from tests.random_towers import CLASS, MAP, make_vlm
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 CLASSES = world.test_classes(6, seed=3)
-NAMES = world.class_names(CLASSES)
+NAMES = world.world_class_names(CLASSES)
 IMAGES, VIEWS = 6, 5
 
 
@@ -48,7 +48,7 @@ def model(name: str, device: str) -> VLM:
 
 @functools.cache
 def pictures(stream: str) -> list[Image.Image]:
-    scene = world.sample(IMAGES, 5, CLASSES)
+    scene = world.world_sample(IMAGES, 5, CLASSES)
     pixels, _ = shifts.draw_shifted(scene, *(("background", 5) if stream == "shifted" else ("clean", 0)))
     order = scene.index.argsort(stable=True) if stream == "sorted" else torch.arange(IMAGES)
     return [as_picture(pixels[i]) for i in order]
@@ -56,7 +56,7 @@ def pictures(stream: str) -> list[Image.Image]:
 
 def small_options(method: str, vlm: VLM, folder: Path, words: str = "a photo of a") -> dict[str, Any]:
     """Few views, no filter, and the files that some methods cannot do without."""
-    kind = find(method).options
+    kind = find_method(method).options
     names = {f.name for f in fields(kind)} if kind else set()
     options: dict[str, Any] = {"views": VIEWS} if "views" in names else {}
     if "words" in names:

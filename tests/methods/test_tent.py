@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lessmore.assets.words import Words
 from lessmore.config import Preset, preset
-from lessmore.core.condense.registry import list_reducers, reducer
+from lessmore.core.condense.registry import list_reducers, resolve_reducer
 from lessmore.core.encoder import encode
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
@@ -136,7 +136,7 @@ def test_state_goes_on_exactly_and_reset_forgets(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["class", "map"])
 def test_gradients_pass_every_reducer(name: str, kind: str) -> None:
     base = whole(0.8)
-    given = small_setup(kind, settings=base._replace(condensation=reducer(name, base.condensation)))
+    given = small_setup(kind, settings=base._replace(condensation=resolve_reducer(name, base.condensation)))
     tent = Tent(given, TentOptions())
     outcome = tent.predict(make_images(1))
     assert outcome.scores.isfinite().all()

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lessmore.config import Condensation
-from lessmore.core.condense.coreset import take
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.coreset import gather_tokens
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import schedule, stage
 from lessmore.core.condense.source import source_map
 from lessmore.core.condense.tome import match, merge, merge_pairs, targets
@@ -87,7 +87,7 @@ def slow_encode(vit: ViT, pixels: Array, merges: dict[int, int], metric: str, pr
 @pytest.mark.parametrize(("name", "R"), [("tome", 0.9), ("tome", 0.7), ("tome-table", 0.9), ("tome-table", 0.7)])
 def test_equals_the_reference(shape: str, name: str, R: float) -> None:
     vit, images = make_vit(SHAPES[shape]), make_images(4)
-    config = reducer(name, Condensation(R=R, layers=LAYERS))
+    config = resolve_reducer(name, Condensation(R=R, layers=LAYERS))
     plan = schedule(36, 5, config)
     merges = {i: one.ambiguous for i, one in enumerate(plan) if one is not None}
     assert set(merges) == (set(range(5)) if name == "tome" else set(LAYERS))
@@ -121,7 +121,7 @@ def test_sums_follow_the_targets() -> None:
         for i, t in enumerate(row):
             expected[b, t] += x[b, i]
     torch.testing.assert_close(merge(x, matching), expected)
-    assert torch.equal(take(x[:, ::2], matching.stay)[:, 0], x[:, 0])
+    assert torch.equal(gather_tokens(x[:, ::2], matching.stay)[:, 0], x[:, 0])
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -154,17 +154,17 @@ def test_merging_equal_tokens_changes_nothing(shape: str) -> None:
     vit.positions[int(vit.shape.class_token) :] = 0.0
     image = torch.ones(1, 3, 24, 24).double() * torch.randn(1, 3, 1, 1, generator=torch.Generator().manual_seed(0))
     plain = encode(vit, image)
-    merged = encode(vit, image, reducer("tome", Condensation(R=0.7, layers=LAYERS)))
+    merged = encode(vit, image, resolve_reducer("tome", Condensation(R=0.7, layers=LAYERS)))
     torch.testing.assert_close(merged.feature, plain.feature, rtol=0, atol=1e-10)
     torch.testing.assert_close(merged.tokens, plain.tokens, rtol=0, atol=1e-10)
     if shape == "class":  # elsewhere no query but those of equal patches would notice
-        unseen = encode(vit, image, reducer("tome-table", Condensation(R=0.7, layers=LAYERS)))
+        unseen = encode(vit, image, resolve_reducer("tome-table", Condensation(R=0.7, layers=LAYERS)))
         assert not torch.allclose(unseen.feature, plain.feature, atol=1e-6)
 
 
 @pytest.mark.parametrize("r", [1, 9, 100])
 def test_r_given_and_clipped_at_half(r: int) -> None:
-    config = reducer("tome", Condensation(r=r, layers=LAYERS))
+    config = resolve_reducer("tome", Condensation(r=r, layers=LAYERS))
     left, expected = 36, []
     for _ in range(5):
         left -= min(r, left // 2)
@@ -175,11 +175,11 @@ def test_r_given_and_clipped_at_half(r: int) -> None:
 
 def test_r_belongs_to_tome() -> None:
     with pytest.raises(ConfigError, match="reducer 'tome'"):
-        reducer("evit", Condensation(r=3))
+        resolve_reducer("evit", Condensation(r=3))
     with pytest.raises(ConfigError, match="at least 1"):
         Condensation(r=0)
     with pytest.raises(ConfigError, match="use 'mean'"):
-        reducer("tome", Condensation(summary="attn_pool"))
+        resolve_reducer("tome", Condensation(summary="attn_pool"))
     with pytest.raises(ConfigError, match="counts by merge or even"):
         Condensation(rule="matching")
 
@@ -195,14 +195,14 @@ def test_r_belongs_to_tome() -> None:
     ],
 )
 def test_costs_of_the_papers_table(vision: ViTShape, R: float, printed: str, counts: tuple[int, ...]) -> None:
-    cost = costs(vision, reducer("tome-table", Condensation(R=R)), accounting="paper")
+    cost = costs(vision, resolve_reducer("tome-table", Condensation(R=R)), accounting="paper")
     assert f"{cost.gmacs:.2f}" == printed
     assert (cost.tokens[3], cost.tokens[6], cost.tokens[9]) == counts
 
 
 @pytest.mark.parametrize(("R", "r"), [(0.95, 2), (0.9, 4), (0.8, 8), (0.7, 11)])
 def test_R_buys_the_same_cost_as_for_evit(R: float, r: int) -> None:
-    tome, evit = reducer("tome", Condensation(R=R)), reducer("evit", Condensation(R=R))
+    tome, evit = resolve_reducer("tome", Condensation(R=R)), resolve_reducer("evit", Condensation(R=R))
     assert {one.ambiguous for one in schedule(196, 12, tome) if one is not None} == {r}
     for vision in (B16, L14):
         assert costs(vision, tome).gmacs == pytest.approx(costs(vision, evit).gmacs, rel=0.04)

@@ -118,8 +118,8 @@ def test_the_marginal_entropy_of_certain_answers_has_a_finite_gradient() -> None
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
 def test_nothing_is_carried_over_and_the_prompt_moves(name: str) -> None:
     combinations = world.test_classes(8, 3)
-    pictures = [as_picture(image) for image in world.draw(world.sample(2, 5, combinations))[0]]
-    adapter = lessmore.adapt(name, world.class_names(combinations), method="tpt", views=8, R=0.9, cache=False)
+    pictures = [as_picture(image) for image in world.draw(world.world_sample(2, 5, combinations))[0]]
+    adapter = lessmore.adapt(name, world.world_class_names(combinations), method="tpt", views=8, R=0.9, cache=False)
     first, other, again = (adapter(pictures[i]) for i in (0, 1, 0))
     assert torch.equal(first.scores, again.scores) and not torch.equal(first.scores, other.scores)
     assert not torch.equal(first.scores, first.zero_shot_scores)
@@ -127,7 +127,7 @@ def test_nothing_is_carried_over_and_the_prompt_moves(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
 def test_the_context_it_begins_as_is_the_hand_written_prompt(name: str) -> None:
-    vlm, classes = lessmore.load(name), world.class_names(world.test_classes(6, 3))
+    vlm, classes = lessmore.load(name), world.world_class_names(world.test_classes(6, 3))
     framed = frame(vlm, classes)
     assert framed.start.shape[0] == 4
     written = vlm.classifier(classes, ["a photo of a {}."], cache=False)

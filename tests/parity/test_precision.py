@@ -12,11 +12,11 @@ from lessmore.assets import MODELS, shifts, world
 from lessmore.models.vlm import VLM
 
 CLASSES = world.test_classes(48)
-NAMES = world.class_names(CLASSES)
+NAMES = world.world_class_names(CLASSES)
 
 
 def pixels(count: int) -> tuple[Tensor, Tensor]:
-    scene = world.sample(count, 88_000, CLASSES)
+    scene = world.world_sample(count, 88_000, CLASSES)
     return (shifts.draw_shifted(scene, "contrast", 2)[0] - 0.5) / 0.5, scene.index
 
 

@@ -93,7 +93,7 @@ def one_by_one(build: Callable[[Setup], Method]) -> Engine:
 ENGINES: dict[str, Engine] = {
     "chunk": chunk,
     "multi": multi,
-    "cpu": one_by_one(lambda setup: cpu.build("tca", setup)),
+    "cpu": one_by_one(lambda setup: cpu.build_cpu("tca", setup)),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lessmore.config import Adaptation, Condensation, Preset, preset
 from lessmore.core import reservoir
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, source_map
 from lessmore.core.encoder import encode
@@ -118,7 +118,7 @@ def evit_by_hand(images: Tensor, R: float) -> Tensor:
 @pytest.mark.parametrize("R", [0.9, 0.7])
 def test_evit_is_condensation_with_nothing_ambiguous_head_mean_and_a_fused_token(R: float) -> None:
     images = make_images(5)
-    config = reducer("evit", Condensation(R=R, layers=LAYERS))
+    config = resolve_reducer("evit", Condensation(R=R, layers=LAYERS))
     assert (config.merge_prune, config.score, config.pruned) == ((0, 1), "mean", "fuse")
     torch.testing.assert_close(encode(make_vit(CLASS), images, config).feature, evit_by_hand(images, R))
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from lessmore.cli import bench, main
-from lessmore.lab.latency import Ratio, interleaved, measure, percentile, ratio
+from lessmore.lab.latency import Ratio, interleaved, measure_latency, percentile, ratio
 from lessmore.lab.memory import peak_memory
 
 
 def test_contenders_take_turns_in_changing_order() -> None:
     calls: list[str] = []
     contenders = {name: (lambda name=name: calls.append(name)) for name in "abc"}
-    times = measure(contenders, rounds=20, warmup=2)
+    times = measure_latency(contenders, rounds=20, warmup=2)
     rounds = [calls[i : i + 3] for i in range(0, len(calls), 3)]
     assert len(rounds) == 22
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
@@ -25,7 +25,7 @@ def test_contenders_take_turns_in_changing_order() -> None:
 
 
 def test_times_are_the_contenders_own() -> None:
-    times = measure({"short": lambda: None, "long": lambda: time.sleep(0.01)}, rounds=3)
+    times = measure_latency({"short": lambda: None, "long": lambda: time.sleep(0.01)}, rounds=3)
     assert min(times["long"]) >= 0.01
     assert all(short < long for short, long in zip(times["short"], times["long"], strict=True))
 
@@ -102,8 +102,8 @@ def test_the_verdict_names_what_is_slower() -> None:
         {"engine": "cpu", "name": "TCA, R = 0.9", "of_plain": 1.21},
         {"engine": "cpu", "name": "TCA, R = 0.7", "of_plain": 0.7},
     ]
-    assert bench.verdict(rows) == "TCA is SLOWER than the plain model here: TCA, R = 0.9 in cpu (1.21 of plain)."
-    assert "no slower" in bench.verdict([rows[0], rows[2]])
+    assert bench.bench_verdict(rows) == "TCA is SLOWER than the plain model here: TCA, R = 0.9 in cpu (1.21 of plain)."
+    assert "no slower" in bench.bench_verdict([rows[0], rows[2]])
 
 
 def test_shapes_known_by_name_say_that_their_weights_are_random() -> None:

@@ -24,7 +24,7 @@ from lessmore.cli import COMMANDS, _parser, classify, main, rows
 from lessmore.lab.report.tokens import as_picture
 
 MODEL = "tiny"
-NAMES = world.class_names(world.test_classes(8))
+NAMES = world.world_class_names(world.test_classes(8))
 CLASSES = ",".join(NAMES)
 BASE = ["--classes", CLASSES, "--model", MODEL]
 
@@ -34,7 +34,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images in a folder and in one below it, and something that is no image."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "more").mkdir()
-    images, _ = world.draw(world.sample(24, 7, world.test_classes(8)))
+    images, _ = world.draw(world.world_sample(24, 7, world.test_classes(8)))
     for i, image in enumerate(images):
         as_picture(image).save(folder / f"{i:02}.png" if i < 20 else folder / "more" / f"{i}.PNG")
     (folder / "notes.txt").write_text("not an image")
@@ -202,7 +202,7 @@ def test_odd_file_names_come_back(ending: str, photos: Path, tmp_path: Path) -> 
     output, state = tmp_path / f"out.{ending}", tmp_path / "s.safetensors"
     command = ["classify", folder, *BASE, "--output", output, "--state", state]
     assert call(*command) == 0
-    assert sorted(row.path for row in rows.read(output)) == classify.find_images([str(folder)])
+    assert sorted(row.path for row in rows.read_answers(output)) == classify.find_images([str(folder)])
     size = output.stat().st_size
     assert call(*command) == 0
     assert output.stat().st_size == size, "every input was known by its name"
@@ -238,7 +238,7 @@ def test_a_run_that_broke_off_gives_the_same_file(
         crash_after(patch, count)
         with pytest.raises(Crash):
             call(*command)
-    assert len(rows.read(output)) == count, "rows are written as they come"
+    assert len(rows.read_answers(output)) == count, "rows are written as they come"
     assert call(*command) == 3
     assert output.read_text() == whole.read_text()
     assert call(*command) == 3, "a finished run that is repeated still knows what failed"
@@ -324,7 +324,7 @@ def test_a_real_signal_and_going_on(number: signal.Signals, photos: Path, tmp_pa
     assert call("classify", photos, *BASE, "--quiet", "--output", whole) == 0
     command: list[object] = ["classify", photos, *BASE, "--output", output, "--state", state, "--save-every", 5]
     code, err = start_and_signal(command, output, 7, number)
-    found = len(rows.read(output))
+    found = len(rows.read_answers(output))
     assert 7 <= found < 24
     saved = lessmore.adapt(MODEL, NAMES)
     saved.restore(state)

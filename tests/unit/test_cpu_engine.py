@@ -13,13 +13,13 @@ from torch import nn
 import lessmore
 from lessmore.assets import world
 from lessmore.config import preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 from lessmore.engines import cores, cpu
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.methods import Facts, Setup, make, register
+from lessmore.methods import Facts, Setup, make, register_method
 from lessmore.methods.tca import TCA
 from lessmore.methods.zeroshot import ZeroShot
 from lessmore.models.to_pixels import to_pixels
@@ -37,7 +37,7 @@ def linear_layers(vit: ViT) -> list[nn.Module]:
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_features_and_summaries_equal_to_rounding(shape: str) -> None:
     vit = make_vit(SHAPES[shape], dtype=torch.float32, spread=0.2)
-    packed, pixels = cpu.pack(vit, torch.float32), make_images(3, dtype=torch.float32)
+    packed, pixels = cpu.pack_tower(vit, torch.float32), make_images(3, dtype=torch.float32)
     assert linear_layers(packed) == [] and linear_layers(vit)
     expected, found = encode(vit, pixels, PLAIN), encode(packed, pixels, PLAIN)
     torch.testing.assert_close(found.feature, expected.feature, atol=2e-5, rtol=0)
@@ -51,12 +51,12 @@ def test_every_activation_is_fused(activation: str) -> None:
     shape = ViTShape(BlockShape(16, 2, 2, 24, activation), image_size=24, patch=4, embed=8)
     vit = make_vit(shape, dtype=torch.float32)
     pixels = make_images(2, dtype=torch.float32)
-    torch.testing.assert_close(cpu.pack(vit, torch.float32)(pixels), vit(pixels), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cpu.pack_tower(vit, torch.float32)(pixels), vit(pixels), atol=1e-4, rtol=1e-4)
 
 
 def test_other_types_stay_as_they_are_and_exact() -> None:
     vit = make_vit()
-    packed, pixels = cpu.pack(vit, torch.float64), make_images(2)
+    packed, pixels = cpu.pack_tower(vit, torch.float64), make_images(2)
     assert len(linear_layers(packed)) == len(linear_layers(vit))
     expected, found = encode(vit, pixels), encode(packed, pixels)
     torch.testing.assert_close(found.feature, expected.feature, atol=1e-12, rtol=0)
@@ -67,7 +67,7 @@ def test_the_tower_given_is_not_touched() -> None:
     vit = make_vit(dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     modules = [id(m) for m in vit.modules()]
-    packed = cpu.pack(vit, torch.float32)
+    packed = cpu.pack_tower(vit, torch.float32)
     assert [id(m) for m in vit.modules()] == modules
     assert all(torch.equal(before[name], tensor) for name, tensor in vit.state_dict().items())
     assert packed.positions.data_ptr() == vit.positions.data_ptr()
@@ -75,7 +75,7 @@ def test_the_tower_given_is_not_touched() -> None:
 
 def test_setups_on_one_tower_share_what_is_packed() -> None:
     vit = make_vit(dtype=torch.float32)
-    one, other = (cpu.prepare(Setup(vit, make_text(C), 6.0, preset("default"))) for C in (3, 4))
+    one, other = (cpu.packed_setup(Setup(vit, make_text(C), 6.0, preset("default"))) for C in (3, 4))
     assert one.vision is other.vision is not vit
     packed = weakref.ref(one.vision)
     del one, other, vit
@@ -88,7 +88,7 @@ def test_a_last_block_that_condenses_computes_all_its_tokens(last: bool) -> None
     vit = make_vit()
     chosen = preset("paper", R=0.8, layers=(1, 4) if last else (1, 2))
     setup = Setup(vit, make_text(4), 6.0, chosen)
-    plain, packed = make("tca", setup), cpu.build("tca", setup)
+    plain, packed = make("tca", setup), cpu.build_cpu("tca", setup)
     for image in make_images(12):
         expected, found = plain.predict(image[None]), packed.predict(image[None])
         assert [s.block for s in found.steps] == list(chosen.condensation.layers)
@@ -104,11 +104,13 @@ def test_a_last_block_that_condenses_computes_all_its_tokens(last: bool) -> None
 @pytest.mark.parametrize(("method", "reduce", "name"), [("tca", "tca", "default"), ("tca", "evit", "released")])
 def test_embedded_streams_get_the_same_answers(model: str, method: str, reduce: str, name: str) -> None:
     vlm = lessmore.load(model)
-    text = vlm.classifier(world.class_names(CLASSES), cache=False)
+    text = vlm.classifier(world.world_class_names(CLASSES), cache=False)
     chosen = preset(name)
-    setup = Setup(vlm.vision, text, vlm.logit_scale, chosen._replace(condensation=reducer(reduce, chosen.condensation)))
-    eager, fast = make(method, setup), cpu.build(method, setup)
-    drawn, _ = world.draw(world.sample(60, 11, CLASSES))
+    setup = Setup(
+        vlm.vision, text, vlm.logit_scale, chosen._replace(condensation=resolve_reducer(reduce, chosen.condensation))
+    )
+    eager, fast = make(method, setup), cpu.build_cpu(method, setup)
+    drawn, _ = world.draw(world.world_sample(60, 11, CLASSES))
     for image in drawn:
         pixels = to_pixels(as_picture(image), vlm)
         expected, found = eager.predict(pixels), fast.predict(pixels)
@@ -120,7 +122,7 @@ def test_embedded_streams_get_the_same_answers(model: str, method: str, reduce: 
 
 def test_state_goes_from_engine_to_engine() -> None:
     setup = Setup(make_vit(), make_text(4), 6.0, preset("default", R=0.8, layers=(1, 2)))
-    eager, fast = make("tca", setup), cpu.build("tca", setup)
+    eager, fast = make("tca", setup), cpu.build_cpu("tca", setup)
     for image in make_images(6):
         eager.predict(image[None])
     fast.restore(eager.state())
@@ -133,11 +135,11 @@ def test_state_goes_from_engine_to_engine() -> None:
 def test_bfloat16_is_near_and_keeps_state_in_float32() -> None:
     vlm = lessmore.load("tiny")
     setup = Setup(
-        vlm.vision, vlm.classifier(world.class_names(CLASSES), cache=False), vlm.logit_scale, preset("default")
+        vlm.vision, vlm.classifier(world.world_class_names(CLASSES), cache=False), vlm.logit_scale, preset("default")
     )
-    method = cpu.build("tca", setup, bfloat16=True)
-    pixels = to_pixels(as_picture(world.draw(world.sample(1, 11, CLASSES))[0][0]), vlm)
-    feature = encode(cpu.prepare(setup, bfloat16=True).vision, pixels).feature
+    method = cpu.build_cpu("tca", setup, bfloat16=True)
+    pixels = to_pixels(as_picture(world.draw(world.world_sample(1, 11, CLASSES))[0][0]), vlm)
+    feature = encode(cpu.packed_setup(setup, bfloat16=True).vision, pixels).feature
     assert float((feature * encode(vlm.vision, pixels).feature).sum()) > 0.999
     method.predict(pixels)
     assert method.state()["anchors"].dtype == torch.float32
@@ -146,12 +148,12 @@ def test_bfloat16_is_near_and_keeps_state_in_float32() -> None:
 def test_bfloat16_is_refused_where_it_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "has_bfloat16", lambda: False)
     with pytest.raises(ConfigError, match="no bfloat16"):
-        cpu.prepare(Setup(make_vit(), make_text(4), 6.0, preset("default")), bfloat16=True)
+        cpu.packed_setup(Setup(make_vit(), make_text(4), 6.0, preset("default")), bfloat16=True)
 
 
 def test_a_model_elsewhere_is_refused() -> None:
     with pytest.raises(ConfigError, match="move it"):
-        cpu.prepare(Setup(make_vit().to("meta"), make_text(4), 6.0, preset("default")))
+        cpu.packed_setup(Setup(make_vit().to("meta"), make_text(4), 6.0, preset("default")))
 
 
 def test_methods_that_need_gradients_get_the_plain_tower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +161,9 @@ def test_methods_that_need_gradients_get_the_plain_tower(monkeypatch: pytest.Mon
         facts = Facts(training_free=False, kind="episodic", needs_gradients=True)
 
     monkeypatch.setattr("lessmore.methods.registry._METHODS", {})
-    register("trains")(Trains)
+    register_method("trains")(Trains)
     vit = make_vit(dtype=torch.float32)
-    built = cpu.build("trains", Setup(vit, make_text(4, dtype=torch.float32), 6.0, preset("default", R=1.0)))
+    built = cpu.build_cpu("trains", Setup(vit, make_text(4, dtype=torch.float32), 6.0, preset("default", R=1.0)))
     assert isinstance(built, Trains) and built.setup.vision is vit
 
 
@@ -221,6 +223,6 @@ def test_threads_are_lowered_but_never_raised(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_method_built_is_the_one_asked_for() -> None:
     setup = Setup(make_vit(), make_text(4), 6.0, preset("default", R=1.0))
-    assert isinstance(cpu.build("tca", setup), TCA)
+    assert isinstance(cpu.build_cpu("tca", setup), TCA)
     with pytest.raises(ConfigError, match="did you mean tca"):
-        cpu.build("tcx", setup)
+        cpu.build_cpu("tcx", setup)

@@ -39,9 +39,9 @@ def test_it_recognises_what_its_results_say(name: str) -> None:
     vlm = lessmore.load(name)
     results = json.loads((model_folder(name) / "results.json").read_text())
     classes = world.test_classes(48)
-    text = vlm.classifier(world.class_names(classes))
+    text = vlm.classifier(world.world_class_names(classes))
     for kind, severity, claimed in (("clean", 0, results["clean"]), ("contrast", 3, results["shifted"]["contrast"][2])):
-        scene = world.sample(300, 12_345, classes)
+        scene = world.world_sample(300, 12_345, classes)
         pixels = (shifts.draw_shifted(scene, kind, severity)[0] - 0.5) / 0.5
         answers = (vlm.encode_image(pixels, normalize=True) @ text.T).argmax(dim=1)
         accuracy = 100 * float((answers == scene.index).float().mean())

@@ -22,7 +22,7 @@ from lessmore.methods.tca import TCA
 from lessmore.models.to_pixels import to_pixels
 
 CLASSES = world.test_classes(8)
-NAMES = world.class_names(CLASSES)
+NAMES = world.world_class_names(CLASSES)
 
 # Tracing takes seconds, so each model and each preset is met once; `make soak` takes all of their pairs.
 PT2 = [("tiny", "labelfree"), ("tiny-siglip", "paper"), ("tiny", "released")]
@@ -34,7 +34,7 @@ if os.environ.get("LESSMORE_SOAK"):
 @pytest.fixture(scope="module")
 def images() -> list[Tensor]:
     """A stream long enough to fill classes and evict from them."""
-    drawn, _ = world.draw(world.sample(50, 7, CLASSES))
+    drawn, _ = world.draw(world.world_sample(50, 7, CLASSES))
     vlm = lessmore.load("tiny")
     return [to_pixels(as_picture(image), vlm) for image in drawn]
 
@@ -45,8 +45,8 @@ def eager(adapter: Adapter) -> TCA:
 
 def follow(adapter: Adapter, path: Path, images: list[Tensor]) -> tuple[export.Exported, TCA, float]:
     """Both through the stream; the largest difference of any score. Predictions and ids are compared on the way."""
-    export.save(adapter, path)
-    step, method, worst = export.load(path), eager(adapter), 0.0
+    export.save_step(adapter, path)
+    step, method, worst = export.load_step(path), eager(adapter), 0.0
     assert step.classes == NAMES
     with torch.no_grad():
         for pixels in images:
@@ -76,7 +76,7 @@ def test_onnx_equals_eager(model: str, preset: str, images: list[Tensor], tmp_pa
 
 def test_reset_starts_again(images: list[Tensor], tmp_path: Path) -> None:
     assert main(["export", "--model", "tiny", "--classes", ",".join(NAMES), "-o", str(tmp_path / "step.pt2")]) == 0
-    step = export.load(tmp_path / "step.pt2")
+    step = export.load_step(tmp_path / "step.pt2")
     first = [step(pixels)[0] for pixels in images[:5]]
     step.reset()
     assert int(step.state["step"]) == 0
@@ -96,24 +96,24 @@ def test_order_by_counting_is_a_stable_sort(descending: bool) -> None:
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
     adapter = lessmore.adapt("tiny", NAMES)
     with pytest.raises(ConfigError, match=r"does not end in \.pt2 or \.onnx"):
-        export.save(adapter, tmp_path / "step.bin")
+        export.save_step(adapter, tmp_path / "step.bin")
     with pytest.raises(ConfigError, match="only method 'tca'"):
-        export.save(lessmore.adapt("tiny", NAMES, method="zeroshot"), tmp_path / "step.pt2")
+        export.save_step(lessmore.adapt("tiny", NAMES, method="zeroshot"), tmp_path / "step.pt2")
     with pytest.raises(ConfigError, match="use tca, evit or none"):
-        export.save(lessmore.adapt("tiny", NAMES, reducer="tome"), tmp_path / "step.pt2")
+        export.save_step(lessmore.adapt("tiny", NAMES, reducer="tome"), tmp_path / "step.pt2")
     with pytest.raises(StateError, match="there is no file"):
-        export.load(tmp_path / "step.pt2")
+        export.load_step(tmp_path / "step.pt2")
     assert list(tmp_path.glob("step*")) == []
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"lessmore\[export\]"):
-        export.save(lessmore.adapt("tiny", NAMES), tmp_path / "step.onnx")
+        export.save_step(lessmore.adapt("tiny", NAMES), tmp_path / "step.onnx")
 
 
 def test_a_file_of_someone_elses(tmp_path: Path) -> None:
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
     torch.export.save(program, tmp_path / "other.pt2")
     with pytest.raises(StateError, match="not written by lessmore"):
-        export.load(tmp_path / "other.pt2")
+        export.load_step(tmp_path / "other.pt2")

@@ -26,15 +26,26 @@ from lessmore.core.condense.source import KEPT, source_map
 from lessmore.core.encoder import PLAIN, encode, pass_block
 from lessmore.core.reservoir import ready_anchors
 from lessmore.errors import ConfigError
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
-from lessmore.paper.figures import FIGURES, RUN_PLOTS, Request, anchors, heads, ood, plots, save, save_run_plots, theory
+from lessmore.paper.figures import (
+    FIGURES,
+    RUN_PLOTS,
+    Request,
+    anchors,
+    heads,
+    ood,
+    plots,
+    save_figure,
+    save_run_plots,
+    theory,
+)
 from lessmore.paper.figures.leave_one_out import Effect, correlation, cosines_without
-from lessmore.paper.figures.request import Sample, at_ratio, online, plain, samples
-from lessmore.paper.figures.trace import token_features, walk
+from lessmore.paper.figures.request import FigureSample, at_ratio, online, plain, samples
+from lessmore.paper.figures.trace import token_features, trace_blocks
 from tests.small_runs import draw_folder
 
 MODELS = ("tiny", "tiny-siglip")
@@ -54,7 +65,7 @@ def vlms() -> dict[str, VLM]:
 @pytest.fixture
 def ask(folder: Path, vlms: dict[str, VLM]) -> Any:
     def request(model: str = "tiny", limit: int = 4, **spec: Any) -> Request:
-        job = prepare(RunSpec(model, f"folder:{folder}", **spec), vlms[model])
+        job = prepare_job(RunSpec(model, f"folder:{folder}", **spec), vlms[model])
         return Request.from_job(job, limit, cache=False)
 
     return request
@@ -95,7 +106,7 @@ def test_the_walk_sees_what_the_encoder_does(model: str, settings: dict[str, Any
     *_, last = online(request)
     config = request.settings.condensation
     guide = ready_anchors(last.after, "class")
-    found = walk(request.vlm.vision, last.sample.pixels, config, guide)
+    found = trace_blocks(request.vlm.vision, last.sample.pixels, config, guide)
     encoded = encode(request.vlm.vision, last.sample.pixels, config, guide)
     torch.testing.assert_close(found.feature, encoded.feature, rtol=0, atol=1e-6)
     assert tuple(station.block for station in found.condensing()) == source_map(encoded.steps).blocks
@@ -108,7 +119,7 @@ def test_the_walk_sees_what_the_encoder_does(model: str, settings: dict[str, Any
 def test_a_token_alone_goes_through_pooling_and_projection(model: str, ask: Any) -> None:
     request = ask(model, 1)
     vit, (sample,) = request.vlm.vision, samples(request)
-    tokens = walk(vit, sample.pixels, PLAIN).stations[3].tokens
+    tokens = trace_blocks(vit, sample.pixels, PLAIN).stations[3].tokens
     token = tokens[0, 5]
     if vit.map_pool is None:
         expected = vit.projection(vit.norm_post(token))
@@ -137,7 +148,7 @@ def test_the_theorys_figures_are_those_of_the_tokens(ask: Any) -> None:
     assert list(data["blocks"]) == ["3", "6", "9"]
     rows: dict[str, list[float]] = {"all": [], "kept": []}
     for sample in samples(request):
-        station = walk(request.vlm.vision, sample.pixels, request.settings.condensation).condensing()[0]
+        station = trace_blocks(request.vlm.vision, sample.pixels, request.settings.condensation).condensing()[0]
         assert station.fate is not None
         cosine = token_features(request.vlm.vision, station.tokens)[0] @ request.text[sample.label]
         rows["all"].append(float(cosine.double().numpy().var()))
@@ -204,7 +215,7 @@ def test_heads_are_ranked_and_outliers_found() -> None:
 def test_failures_are_sorted_by_confidence_one_class_at_a_time() -> None:
     def case(i: int, label: int, before: int, after: int, sure: float) -> ood.Case:
         return ood.Case(
-            Sample(i, str(i), label, "none", Image.new("RGB", (8, 8)), torch.empty(0)), before, 0.5, after, sure
+            FigureSample(i, str(i), label, "none", Image.new("RGB", (8, 8)), torch.empty(0)), before, 0.5, after, sure
         )
 
     cases = [
@@ -230,7 +241,7 @@ def test_every_figure_is_drawn_and_saved(name: str, ask: Any, tmp_path: Path) ->
         np.random.get_state()[1].tolist(),
     )
     drawn = FIGURES[name].draw(ask(limit=FEW[name]))
-    paths = save(drawn, tmp_path, name)
+    paths = save_figure(drawn, tmp_path, name)
     after = (
         dict(matplotlib.rcParams),
         torch.get_rng_state().tolist(),
@@ -290,9 +301,9 @@ def test_plain_data_is_json() -> None:
 @pytest.fixture(scope="module")
 def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory, vlms: dict[str, VLM]) -> Path:
     output = tmp_path_factory.mktemp("runs")
-    for wishes in ({"seed": 0}, {"seed": 1}, {"method": "zeroshot", "reducer": "evit", "R": 0.7}):
+    for request in ({"seed": 0}, {"seed": 1}, {"method": "zeroshot", "reducer": "evit", "R": 0.7}):
         run_one(
-            RunSpec("tiny", f"folder:{folder}", limit=12, **wishes), output, quiet=True, cache=False, vlm=vlms["tiny"]
+            RunSpec("tiny", f"folder:{folder}", limit=12, **request), output, quiet=True, cache=False, vlm=vlms["tiny"]
         )
     return output
 
@@ -300,11 +311,11 @@ def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory, vlms: dict[str,
 def test_plots_of_runs_agree_with_their_summaries(runs: Path) -> None:
     evit, tca = sorted(plots.lines_of([runs]), key=lambda line: line.label == "tca, R = 0.9")
     assert (evit.label, tca.label) == ("zeroshot, evit, R = 0.7", "tca, R = 0.9") and len(tca.runs) == 2
-    sure, right, counts = plots.reliability(evit.rows, "prediction", "probability")
+    sure, right, counts = plots.plot_reliability(evit.rows, "prediction", "probability")
     assert counts.sum() == 12
     error = float((counts * np.abs(sure - right)).sum() / counts.sum())
     assert error == pytest.approx(evit.mean("metrics", "ece"), abs=1e-6)
-    gains = plots.class_gains([evit, tca]).data["lines"]
+    gains = plots.plot_class_gains([evit, tca]).data["lines"]
     for line, found in zip((evit, tca), gains, strict=True):
         total = sum(one["n"] * one["gain"] for one in found["gains"]) / sum(one["n"] for one in found["gains"])
         assert total == pytest.approx(line.mean("metrics", "gain"), abs=1e-4)
@@ -313,7 +324,7 @@ def test_plots_of_runs_agree_with_their_summaries(runs: Path) -> None:
     assert point["accuracy"] == pytest.approx(tca.mean("metrics", "accuracy"), abs=1e-5)
 
 
-def load_names(line: plots.Line) -> list[str]:
+def load_names(line: plots.PlotLine) -> list[str]:
     return [path.name.replace("_", " ") for path in Path(line.runs[0].summary["spec"]["dataset"][7:]).iterdir()]
 
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lessmore import adapt, list_methods, list_reducers, load
 from lessmore.cli import main
 from lessmore.config import Condensation, Preset, preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.core.text import TextTower
 from lessmore.core.vit import BlockShape, ViTShape
@@ -32,10 +32,10 @@ FUSED: dict[str, Any] = {"pruned": "fuse", "anchor_kv": True}
     ("vision", "condensation", "anchored", "printed"),
     [
         (B16[0], Condensation(R=1), False, "17.58"),
-        (B16[0], reducer("evit", Condensation(R=0.9)), False, "15.41"),
-        (B16[0], reducer("evit", Condensation(R=0.7)), False, "11.62"),
-        (L14[0], reducer("evit", Condensation(R=0.9)), False, "65.19"),
-        (L14[0], reducer("evit", Condensation(R=0.7)), False, "40.78"),
+        (B16[0], resolve_reducer("evit", Condensation(R=0.9)), False, "15.41"),
+        (B16[0], resolve_reducer("evit", Condensation(R=0.7)), False, "11.62"),
+        (L14[0], resolve_reducer("evit", Condensation(R=0.9)), False, "65.19"),
+        (L14[0], resolve_reducer("evit", Condensation(R=0.7)), False, "40.78"),
         (B16[0], Condensation(R=0.95, **FUSED), False, "16.55"),
         (B16[0], Condensation(R=0.9, **FUSED), False, "15.45"),
         (B16[0], Condensation(R=0.7, **FUSED), False, "11.68"),

@@ -35,15 +35,15 @@ from lessmore.engines.chunk_debias import Centred, follow_all, observe_all
 from lessmore.engines.chunk_replay import admit_on_host, figures, store_
 from lessmore.engines.fused_encoder import Batched
 from lessmore.engines.graph import Fused
-from lessmore.engines.kernels.admission import walk
+from lessmore.engines.kernels.admission import fused_admit
 from lessmore.engines.kernels.attention import attention
 from lessmore.engines.kernels.attention import scores as scores_alone
-from lessmore.engines.kernels.condense import MANY, condense
+from lessmore.engines.kernels.condense import MANY, fused_condense
 from lessmore.engines.kernels.debias import scan
 from lessmore.engines.kernels.elementwise import activation, add_norm, embed, logits, unfold
-from lessmore.engines.kernels.linear import linear, pack, parts
-from lessmore.engines.kernels.nearest_anchor import look_up
-from lessmore.engines.kernels.reservoir import Search, affinities, nearest, own_sums
+from lessmore.engines.kernels.linear import linear, pack_weights, parts
+from lessmore.engines.kernels.nearest_anchor import fused_look_up
+from lessmore.engines.kernels.reservoir import Search, fused_affinities, fused_nearest, own_sums
 from lessmore.engines.kernels.token_mean import follow
 from lessmore.methods import Setup, make
 
@@ -83,10 +83,10 @@ def test_linear_with_all_that_surrounds_it(name: str, random: torch.Generator) -
     sums = torch.stack([x, x * x]).view(2, rows, 2, K // 2).sum(dim=-1)
     emitted = torch.zeros(2, rows, parts(rows, N, K), device=DEVICE)
     y = torch.full((rows, N), torch.nan, device=DEVICE)
-    linear(x, pack(layer, norm), y, name, residual, sums, emitted)
+    linear(x, pack_weights(layer, norm), y, name, residual, sums, emitted)
     close(y, ACTIVATIONS[name](layer(norm(x))) + residual, 1e-4)
     close(emitted.sum(dim=-1), torch.stack([y.sum(dim=1), (y * y).sum(dim=1)]), 1e-4)
-    close(linear(x, pack(layer, scale=scale), y.fill_(torch.nan)), layer(x) * scale, 1e-4)
+    close(linear(x, pack_weights(layer, scale=scale), y.fill_(torch.nan)), layer(x) * scale, 1e-4)
 
 
 @pytest.mark.parametrize("sized", [False, True])
@@ -161,7 +161,7 @@ def test_condense(config: Condensation, sized: bool, n: int, B: int, added: bool
     delta = normal(random, B, 2 + n, D)[:, 1:] if added else None
     size = torch.randint(1, 40, (B, n), generator=random).float().log().to(DEVICE) if sized else None
     carried = torch.full((B, plan.out), torch.nan, device=DEVICE) if config.proportional else None
-    condense(x, y, sums, rows, ranked, order, target, ticket, plan, config, delta, size, carried)
+    fused_condense(x, y, sums, rows, ranked, order, target, ticket, plan, config, delta, size, carried)
     x = x if delta is None else x + delta
     before = (torch.zeros_like(rows[:, 0]) if size is None else size).exp() if config.proportional else None
     expected = plain_condense(x[:, 1:], token_order(rows, config.score), head_mean(rows), plan, config, before)
@@ -216,21 +216,21 @@ def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator)
         x, sums = normal(random, 1, 5, D), torch.zeros(2, 5, 3, device=DEVICE)
         ready = "all" if everyone else "class"
         expected = nearest_anchor(x[:, 1], ready_anchors(state, ready).at(1, x[:, 1]))  # type: ignore[arg-type]
-        nearest(x, sums, state, 1, everyone, label, space)
+        fused_nearest(x, sums, state, 1, everyone, label, space)
         assert int(label) == int(expected.label)
         if int(label) >= 0:
             close(x[:, 0], expected.token[:, 0])
             close(sums[:, 0].sum(dim=-1), torch.stack([x[0, 0].sum(), (x[0, 0] ** 2).sum()]))
     tokens, weights = normal(random, L, 2 * D)[:, :D], layer_weights(L, 0.5, "linspace", state.keys)
-    found = affinities(tokens, weights, state.anchors, torch.full((C, M), torch.nan, device=DEVICE))
+    found = fused_affinities(tokens, weights, state.anchors, torch.full((C, M), torch.nan, device=DEVICE))
     close(found, plain_affinities(tokens, state.anchors, weights))
     several, stored = normal(random, 2, L, D), normal(random, 2, C, M, L, D)
     stored[1, 3, 1] = 0  # no entry
-    found = affinities(several, weights, stored, torch.full((2, C, M), torch.nan, device=DEVICE))
+    found = fused_affinities(several, weights, stored, torch.full((2, C, M), torch.nan, device=DEVICE))
     close(found, torch.stack([plain_affinities(*pair, weights) for pair in zip(several, stored, strict=True)]))
     middle = 0.1 * normal(random, 2, L, D)
     out = torch.full((2, C, M), torch.nan, device=DEVICE)
-    found = affinities(several, weights, stored, out, middle, own_sums(several, middle))
+    found = fused_affinities(several, weights, stored, out, middle, own_sums(several, middle))
     for ours, tokens, entries, own in zip(found, several, stored, middle, strict=True):
         close(ours, plain_affinities(tokens, entries, weights, own))
 
@@ -265,7 +265,7 @@ def test_looking_up(own: bool, random: torch.Generator) -> None:
     ready, rows = torch.rand(B, C, generator=random).to(DEVICE) < 0.7, torch.randint(A, (B, C), generator=random)
     ready[0], ready[1], rows[2] = False, torch.arange(C, device=DEVICE) == 9, 7
     anchors = Candidates(means, ready, rows.to(DEVICE)) if own else Candidates(means[:C], ready[3])
-    label, token, lead = look_up(summary, anchors)
+    label, token, lead = fused_look_up(summary, anchors)
     expected = nearest_anchor(summary, anchors)
     found = label >= 0
     assert torch.equal(label, expected.label) and (int(found.sum()) == B - own)
@@ -273,7 +273,7 @@ def test_looking_up(own: bool, random: torch.Generator) -> None:
     top = anchor_cosines(summary, anchors)[found].topk(2, dim=1).values
     close(lead[found], top[:, 0] - top[:, 1])
     summary[3] = torch.nan
-    assert int(look_up(summary, anchors)[0][3]) == -1
+    assert int(fused_look_up(summary, anchors)[0][3]) == -1
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
         encoded, count = Encoded(features, tokens, []), torch.tensor(images, device=DEVICE)
         found = figures(state, encoded, scores, keys, count, config)
         expected = admit_on_host(state, found, config)
-        slot, counts, held, ready = walk(state, config.strategy, *found)
+        slot, counts, held, ready = fused_admit(state, config.strategy, *found)
         assert torch.equal(slot, expected.slot) and torch.equal(counts, expected.counts)
         assert torch.equal(held, expected.held)
         assert int(ready.amax()) == int(expected.all_ready)

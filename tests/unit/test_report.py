@@ -21,12 +21,12 @@ import lessmore
 from lessmore.cli import main
 from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED
 from lessmore.errors import ImageError
-from lessmore.lab.job import prepare
+from lessmore.lab.job import prepare_job
 from lessmore.lab.report import browser, charts, detail
-from lessmore.lab.report.album import ENTRIES, Album, Library, choose, look
-from lessmore.lab.report.html import render
+from lessmore.lab.report.album import ENTRIES, Album, Library, choose, look_through
+from lessmore.lab.report.html import render_report
 from lessmore.lab.report.overview import overview
-from lessmore.lab.report.runs import Finished, find
+from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
 from tests.small_runs import draw_folder
@@ -43,8 +43,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photos = draw_folder(folder / "photos", IMAGES)
     sorted(photos.rglob("*.png"))[4].write_bytes(b"not an image")
     vlm = lessmore.load("tiny")
-    wishes: list[dict[str, Any]] = [{"preset": name, "R": 0.7} for name in PRESETS]
-    for more in (*wishes, {"method": "zeroshot"}):
+    request: list[dict[str, Any]] = [{"preset": name, "R": 0.7} for name in PRESETS]
+    for more in (*request, {"method": "zeroshot"}):
         spec = RunSpec("tiny", f"folder:{photos}", device="cpu", order="iid", **more)
         run_one(spec, folder / "runs", quiet=True, vlm=vlm, cache=folder / "cache")
     return folder
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(place: Path) -> dict[str, Finished]:
-    found, left_out = find([place / "runs"])
+    found, left_out = find_runs([place / "runs"])
     assert left_out == []
     return {run.summary["spec"]["method" if "zeroshot" in run.folder.name else "preset"]: run for run in found}
 
@@ -60,7 +60,7 @@ def runs(place: Path) -> dict[str, Finished]:
 @pytest.fixture(scope="module")
 def albums(runs: dict[str, Finished], place: Path) -> dict[str, Album]:
     library = Library(None, place / "cache")
-    return {name: look(run, library, 12) for name, run in runs.items()}
+    return {name: look_through(run, library, 12) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -69,7 +69,7 @@ def test_reservoir_and_tokens_are_those_of_the_run(
 ) -> None:
     """Held against an adapter that goes through the same images, one of which it cannot read."""
     run, album = runs[preset], albums[preset]
-    job = prepare(RunSpec(**run.header["spec"]))
+    job = prepare_job(RunSpec(**run.header["spec"]))
     adapter = lessmore.adapt(job.vlm, job.classes, preset=preset, R=0.7, templates=job.templates, engine="eager")
     traces, asked = {}, []
     for i in range(IMAGES):
@@ -132,25 +132,27 @@ def test_gains_by_class_and_domain_add_up(tmp_path: Path) -> None:
         total = sum(int(n) * float(gain.replace("−", "-")) for _, n, _, _, gain in figure.body)
         assert total / found["n"] == pytest.approx(100 * found["gain"], abs=0.06)
         assert sum(int(line[1]) for line in figure.body) == 399
-    gains = [line.points for line in detail.class_gains(run.rows, names)]
+    gains = [line.points for line in detail.class_gain_figure(run.rows, names)]
     assert gains == sorted(gains, reverse=True)
     assert gain.svg.count('class="good"') == min(15, sum(g > 0 for g in gains)) > 5
     assert loss.svg.count('class="bad"') == sum(g < 0 for g in gains) > 5
     for svg, points in ((gain.svg, gains[0]), (loss.svg, -gains[-1])):
         unit = max(float(width) for width in re.findall(r'width="([\d.]+)"', svg)) / points
         assert unit == pytest.approx((214 - 46) / max(map(abs, gains)), rel=0.01), "both charts have one scale"
-    worst = detail.class_gains(run.rows, names)[-1]
-    assert loss.svg.index(worst.name) < min(loss.svg.index(g.name) for g in detail.class_gains(run.rows, names)[-4:-1])
+    worst = detail.class_gain_figure(run.rows, names)[-1]
+    assert loss.svg.index(worst.name) < min(
+        loss.svg.index(g.name) for g in detail.class_gain_figure(run.rows, names)[-4:-1]
+    )
 
 
 def test_running_accuracy_ends_with_the_accuracy(tmp_path: Path) -> None:
     run = Finished(write_run(tmp_path, 250, 5), {})
     found = json.loads((run.folder / "summary.json").read_text())["metrics"]
-    last = detail.over_time(run.rows).body[-1]
+    last = detail.over_time_figure(run.rows).body[-1]
     assert last == ("249", f"{100 * found['zero_shot_accuracy']:.1f}", f"{100 * found['accuracy']:.1f}")
     assert len(detail.windows(found["over_time"]).body) == 20
     short = Finished(write_run(tmp_path, 2, 5, failed=0), {})
-    assert detail.over_time(short.rows).svg
+    assert detail.over_time_figure(short.rows).svg
 
 
 def test_axes_have_round_numbers_around_all_values() -> None:
@@ -168,7 +170,7 @@ def test_lines_are_means_over_seeds(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path, 100 + seed, 4, seed=seed)
     write_run(tmp_path, 100, 4, preset="paper")
-    runs, _ = find([tmp_path])
+    runs, _ = find_runs([tmp_path])
     found = overview(runs)
     default, paper = found.lines
     seeds = [run.summary for run in runs if run.summary["spec"]["preset"] == "default"]
@@ -218,7 +220,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing(runs: dict[str, Finished], albums: dict[str, Album]) -> None:
-    text = render(list(runs.values()), [albums[name] for name in runs], ["half a run (not finished)"])
+    text = render_report(list(runs.values()), [albums[name] for name in runs], ["half a run (not finished)"])
     tags = Tags(text).all
     addresses = [v or "" for _, attrs in tags for k, v in attrs.items() if k in ("src", "href", "srcset")]
     assert len(addresses) > 10 and all(address.startswith(("data:", "#")) for address in addresses)
@@ -282,19 +284,19 @@ def test_moved_or_changed_data_leave_the_numbers(
     run = runs["zeroshot"]
     other = Finished(run.folder, run.summary)
     other.__dict__["header"] = {**run.header, "identity": {**run.header["identity"], "model": "another"}}
-    album = look(other, Library(None, place / "cache"), 5)
+    album = look_through(other, Library(None, place / "cache"), 5)
     assert "weights" in album.notes[0] and "do the run again" in album.notes[0]
     assert album.classes and not album.uris
     photos = tmp_path / "photos"
     draw_folder(photos, IMAGES, seed=6)
     spec = {**run.header["spec"], "dataset": f"folder:{photos}"}
     other.__dict__["header"] = {**run.header, "spec": {**spec, "unheard_of": 1}}
-    assert "another version" in look(other, Library(None, place / "cache"), 5).notes[0]
+    assert "another version" in look_through(other, Library(None, place / "cache"), 5).notes[0]
     other.__dict__["header"] = {**run.header, "spec": spec}
-    assert "not those of the run" in look(other, Library(None, place / "cache"), 5).notes[0]
+    assert "not those of the run" in look_through(other, Library(None, place / "cache"), 5).notes[0]
 
 
 def test_a_large_reservoir_is_shown_in_part(runs: dict[str, Finished], albums: dict[str, Album]) -> None:
     album = albums["default"]
     many = Album(album.classes, reservoir=album.reservoir, entries=ENTRIES + 700)
-    assert f"Shown are {len(album.reservoir)} of 1,000 images" in render([runs["default"]], [many])
+    assert f"Shown are {len(album.reservoir)} of 1,000 images" in render_report([runs["default"]], [many])

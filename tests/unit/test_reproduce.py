@@ -11,14 +11,14 @@ import pytest
 
 from lessmore.config import PRESETS, Adaptation, Condensation
 from lessmore.core.condense.registry import list_reducers
-from lessmore.data.registry import expand
+from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError
 from lessmore.lab.spec import RunSpec
 from lessmore.methods import list_methods
-from lessmore.paper.measured import Cell, estimates, grouped, resampled
-from lessmore.paper.plan import Shelf, Wishes, check_rows, distinct, identity, plan
+from lessmore.paper.measured import PaperCell, estimates, grouped, resampled
+from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, identity, plan_table
 from lessmore.paper.printed import PaperTable, paper
-from lessmore.paper.tables import OWN, TABLES, Row, find
+from lessmore.paper.tables import OWN, TABLES, TableRow, find_table
 from tests.small_runs import draw_folder
 
 NAMED = (
@@ -87,7 +87,7 @@ def test_ablations_agree_with_the_main_table() -> None:
 def test_tables_are_those_that_were_promised() -> None:
     assert set(NAMED) <= set(TABLES)
     for table in TABLES.values():
-        assert expand(table.datasets), table.name
+        assert expand_names(table.datasets), table.name
         assert len({row.name for row in table.rows}) == len(table.rows)
         assert table.base in {"", *(row.name for row in table.rows)}
         assert table.name in ("options", "methods") or table.paper is not None
@@ -135,9 +135,9 @@ def test_options_vary_all_that_paper_and_code_do_differently() -> None:
 
 def test_unknown_names_answer_with_near_ones() -> None:
     with pytest.raises(ConfigError, match="did you mean budget"):
-        find("budgt")
+        find_table("budgt")
     with pytest.raises(ConfigError, match="did you mean tokens"):
-        find("token", ("tokens",))
+        find_table("token", ("tokens",))
     with pytest.raises(ConfigError, match="TCA R=0.9"):
         check_rows([TABLES["cross-dataset"]], ["TCA R=9"])
 
@@ -147,13 +147,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"folder:{draw_folder(tmp_path_factory.mktemp('photos'), 6)}"
 
 
-def wishes(photos: str, **more: Any) -> Wishes:
-    return Wishes("tiny", (photos,), **{"seeds": (0, 1), **more})
+def request(photos: str, **more: Any) -> ReproductionRequest:
+    return ReproductionRequest("tiny", (photos,), **{"seeds": (0, 1), **more})
 
 
 def test_runs_that_tables_share_are_done_once(photos: str) -> None:
-    asked = wishes(photos, corruptions=(None, "contrast:2"), common={"preset": "fixed"})
-    plans = [plan(TABLES[name], asked, Shelf(None)) for name in ("lambda", "budget", "centres", "merge-prune")]
+    asked = request(photos, corruptions=(None, "contrast:2"), common={"preset": "fixed"})
+    plans = [
+        plan_table(TABLES[name], asked, DatasetCache(None)) for name in ("lambda", "budget", "centres", "merge-prune")
+    ]
     runs = distinct(plans)
     usual = {name for one in plans for name in [one.rows[i].name for i, _ in one.cells]}
     assert {"λ=8", "R=0.9", "K=2", "2:1"} <= usual  # four names of the preset
@@ -163,43 +165,45 @@ def test_runs_that_tables_share_are_done_once(photos: str) -> None:
 
 
 def test_zero_shot_needs_one_order_and_tuned_rows_their_own_data(photos: str) -> None:
-    one = plan(TABLES["cross-dataset"], wishes(photos), Shelf(None))
+    one = plan_table(TABLES["cross-dataset"], request(photos), DatasetCache(None))
     at = {row.name: i for i, row in enumerate(one.rows)}
     assert len(one.cells[at["CLIP"], 0]) == 1 and len(one.cells[at["TCA R=0.9"], 0]) == 2
     assert (at["TDA, tuned"], 0) not in one.cells
-    tuned = Row("x", {"method": "tda", "options": {"tuned_on": OWN}})
+    tuned = TableRow("x", {"method": "tda", "options": {"tuned_on": OWN}})
     assert tuned.on("eurosat") == {"method": "tda", "options": {"tuned_on": "eurosat"}}
-    whole = Row("y", {"method": "tca", "preset": f"released/{OWN}"}).on("dtd")
+    whole = TableRow("y", {"method": "tca", "preset": f"released/{OWN}"}).on("dtd")
     assert whole is not None and RunSpec("tiny", "dtd", **whole).settings().tuned_on == "dtd"
 
 
 def test_rows_that_need_more_are_run_when_named(photos: str) -> None:
     table = TABLES["cross-dataset"]
-    assert "TPT" in {row.name for row in plan(table, wishes(photos), Shelf(None)).left_out}
-    named = plan(table, wishes(photos, rows=("tpt", "TCA*")), Shelf(None))
+    assert "TPT" in {row.name for row in plan_table(table, request(photos), DatasetCache(None)).left_out}
+    named = plan_table(table, request(photos, rows=("tpt", "TCA*")), DatasetCache(None))
     assert [row.name for row in named.rows] == ["TPT", "TCA R=0.9", "TCA R=0.7"]
 
 
 def test_missing_data_are_named_with_a_way_to_get_them(tmp_path: Path) -> None:
-    one = plan(TABLES["beta"], Wishes("tiny", common={"root": str(tmp_path)}), Shelf(tmp_path))
+    one = plan_table(
+        TABLES["beta"], ReproductionRequest("tiny", common={"root": str(tmp_path)}), DatasetCache(tmp_path)
+    )
     assert not one.columns and not one.cells
     assert "robots.ox.ac.uk" in one.missing["oxford_pets"]
-    assert plan(TABLES["beta"], Wishes("tiny"), Shelf(None), absent=True).cells
+    assert plan_table(TABLES["beta"], ReproductionRequest("tiny"), DatasetCache(None), absent=True).cells
     with pytest.raises(ConfigError, match="EuroSAT"):
-        plan(TABLES["beta"], Wishes("tiny", ("eurosat",)), Shelf(tmp_path))
+        plan_table(TABLES["beta"], ReproductionRequest("tiny", ("eurosat",)), DatasetCache(tmp_path))
 
 
 def test_a_list_without_images_is_no_data_set(tmp_path: Path) -> None:
     listed = tmp_path / "list.csv"
     listed.write_text("path,label\nnowhere.png,cat\nnever.png,dog\n")
-    assert "never.png" in str(Shelf(None)(f"manifest:{listed}"))
+    assert "never.png" in str(DatasetCache(None)(f"manifest:{listed}"))
 
 
-def cell(right: np.ndarray, plain: np.ndarray, data: str = "a") -> Cell:
+def cell(right: np.ndarray, plain: np.ndarray, data: str = "a") -> PaperCell:
     """One visit per image."""
     images = np.array([f"{data}{i:04}" for i in range(len(right))])
     values = 100 * np.stack([right, plain], axis=1).astype(float)
-    return Cell(({"dataset": {"fingerprint": data}},), grouped(images, values))
+    return PaperCell(({"dataset": {"fingerprint": data}},), grouped(images, values))
 
 
 def test_more_orders_of_the_same_answers_leave_the_interval_as_it_is() -> None:
@@ -207,7 +211,7 @@ def test_more_orders_of_the_same_answers_leave_the_interval_as_it_is() -> None:
     right, plain = generator.random(200) < 0.7, generator.random(200) < 0.6
     once = cell(right, plain)
     images = np.concatenate([once.values.images] * 3)
-    thrice = Cell(once.summaries, grouped(images, np.concatenate([once.values.means] * 3)))
+    thrice = PaperCell(once.summaries, grouped(images, np.concatenate([once.values.means] * 3)))
     assert estimates([once]) == estimates([thrice])
     assert estimates([once])["gain"][0] == pytest.approx(100 * (right.mean() - plain.mean()), abs=1e-3)
 

@@ -21,7 +21,7 @@ pytest.importorskip("scipy")
 
 from lessmore.cli import main
 from lessmore.lab.store import read_rows
-from lessmore.paper.stored import read
+from lessmore.paper.stored import read_table
 from lessmore.paper.tables import TABLES
 from lessmore.paper.write import FORMATS, to_json
 from tests.small_runs import NAMES, draw_folder
@@ -151,7 +151,7 @@ def test_tables_are_collected_from_runs_of_another_machine(
 def test_every_format_follows_from_the_json_alone(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for value in read(made):
+    for value in read_table(made):
         assert json.loads(to_json(value)) == value
     assert main(["reproduce", "--from", str(made), "--output", str(tmp_path)]) == 0
     for ending, _ in FORMATS.values():

@@ -24,10 +24,10 @@ from lessmore.cli import main
 from lessmore.core.encoder import Encoded, encode
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError, ImageError, ModelError
-from lessmore.lab.cache import Entry, Shards
-from lessmore.lab.job import prepare
-from lessmore.lab.loader import load
-from lessmore.lab.runner import Pace, run_one
+from lessmore.lab.cache import CachedEncoding, Shards
+from lessmore.lab.job import prepare_job
+from lessmore.lab.loader import load_images
+from lessmore.lab.runner import CheckpointPace, run_one
 from lessmore.lab.spec import RunSpec, product
 from lessmore.lab.store import read_rows
 from lessmore.methods import Outcome, registry
@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_adapter(do: Any, spec: RunSpec, more: dict[str
     """Encodings from the cache or a guided encoder: the same answers as image by image, and the same zero-shot."""
     spec = replace(spec, **more)
     do(spec)
-    job = prepare(spec)
+    job = prepare_job(spec)
     chosen = {"method": spec.method, "preset": spec.preset, "reducer": spec.reducer, "templates": job.templates}
     adapter = lessmore.adapt(job.vlm, job.classes, **chosen)
     plain = lessmore.adapt(job.vlm, job.classes, method="zeroshot", reducer="none", templates=job.templates)
@@ -111,7 +111,7 @@ def test_methods_that_look_at_views_get_them(
 ) -> None:
     monkeypatch.setitem(registry._METHODS, "mirrored", registry.Registered(Mirrored))
     do(replace(spec, method="mirrored", reducer="none", seed=3))
-    job = prepare(replace(spec, method="mirrored", reducer="none", seed=3))
+    job = prepare_job(replace(spec, method="mirrored", reducer="none", seed=3))
     adapter = lessmore.adapt(job.vlm, job.classes, method="mirrored", reducer="none", templates=job.templates, seed=3)
     for row in rows(tmp_path / "out"):
         expected = adapter(job.stream.image(row["i"])).scores.max()
@@ -191,8 +191,8 @@ def test_a_cache_that_cannot_be_written_is_given_up(do: Any, spec: RunSpec, tmp_
 def test_runs_that_fill_one_cache_at_once(tmp_path: Path) -> None:
     """Shards of the same images collapse, others add up; what has tokens serves those who want features alone."""
 
-    def entry(i: int) -> Entry:
-        return Entry(Encoded(torch.full((1, 4), float(i)), torch.full((1, 2, 3), -float(i)), []), kept=i)
+    def entry(i: int) -> CachedEncoding:
+        return CachedEncoding(Encoded(torch.full((1, 4), float(i)), torch.full((1, 2, 3), -float(i)), []), kept=i)
 
     runs = [Shards(tmp_path, tokens=True), Shards(tmp_path, tokens=True), Shards(tmp_path, tokens=False)]
     for shards, wanted in zip(runs, (range(70), range(70), range(60, 90)), strict=True):
@@ -225,7 +225,7 @@ def test_pixels_and_not_names_decide_about_the_cache(do: Any, spec: RunSpec, tmp
         for path in folder.glob("*.png"):
             shutil.move(path, folder / "red" / path.name)
         (folder / "blue" / "x.png").write_bytes((folder / "red" / "000.png").read_bytes())
-    keys = [prepare(replace(spec, dataset=f"folder:{folder}")).key for folder in folders]
+    keys = [prepare_job(replace(spec, dataset=f"folder:{folder}")).key for folder in folders]
     left, right = (open_dataset(f"folder:{folder}") for folder in folders)
     assert left.fingerprint() == right.fingerprint() and keys[0] != keys[1]
     do(replace(spec, dataset=f"folder:{folders[0]}"), "left-out")
@@ -234,23 +234,23 @@ def test_pixels_and_not_names_decide_about_the_cache(do: Any, spec: RunSpec, tmp
 
 
 def test_the_key_follows_what_changes_numbers_and_nothing_else(spec: RunSpec, vlm: Any) -> None:
-    key = prepare(spec, vlm).key
+    key = prepare_job(spec, vlm).key
     same = ({"workers": 3}, {"limit": IMAGES}, {"R": 0.9}, {"device": "auto"}, {"options": {"lam": 10.0}})
     other = (
         *({"method": "zeroshot"}, {"reducer": "evit"}, {"preset": "paper"}, {"R": 0.8}, {"options": {"lam": 2.0}}),
         *({"order": "sorted"}, {"seed": 1}, {"limit": 8}, {"templates": "a drawing of a {}"}),
     )
-    assert all(prepare(replace(spec, **more), vlm).key == key for more in same)
-    keys = [prepare(replace(spec, **more), vlm).key for more in other]
+    assert all(prepare_job(replace(spec, **more), vlm).key == key for more in same)
+    keys = [prepare_job(replace(spec, **more), vlm).key for more in other]
     assert len({key, *keys}) == 1 + len(other)
-    assert prepare(replace(spec, precision="float64")).key not in (key, *keys)
+    assert prepare_job(replace(spec, precision="float64")).key not in (key, *keys)
 
 
 def test_names_of_runs_are_readable_and_short(spec: RunSpec, vlm: Any, tmp_path: Path) -> None:
-    name = prepare(spec, vlm).name
+    name = prepare_job(spec, vlm).name
     assert "tiny_tca_tca_R0.9_iid_seed0_" in name and name == Path(name).name
     long = draw_folder(tmp_path / ("bilder-größe-" * 15), 3)
-    name = prepare(replace(spec, dataset=f"folder:{long}"), vlm).name
+    name = prepare_job(replace(spec, dataset=f"folder:{long}"), vlm).name
     assert len(name.encode()) <= 240 and name.isascii()
 
 
@@ -280,10 +280,10 @@ def test_bad_images_are_recorded_with_their_reason(do: Any, spec: RunSpec, damag
 
 
 def test_workers_bring_the_same_images_in_the_same_order(spec: RunSpec, damaged: Path, vlm: Any) -> None:
-    stream = prepare(replace(spec, dataset=f"folder:{damaged}"), vlm).stream
+    stream = prepare_job(replace(spec, dataset=f"folder:{damaged}"), vlm).stream
     wanted = [7, 2, *range(8, IMAGES)]
-    alone = list(load(stream, vlm.preprocess, wanted, workers=0))
-    helped = list(load(stream, vlm.preprocess, wanted, workers=2))
+    alone = list(load_images(stream, vlm.preprocess, wanted, workers=0))
+    helped = list(load_images(stream, vlm.preprocess, wanted, workers=2))
     assert [sample.i for sample in helped] == wanted
     assert [sample.error for sample in helped] == [sample.error for sample in alone]
     assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(alone, helped, strict=True) if a.pixels is not None)
@@ -292,7 +292,7 @@ def test_workers_bring_the_same_images_in_the_same_order(spec: RunSpec, damaged:
 def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("lessmore.lab.runner.time.perf_counter", lambda: now[0])
-    pace, count = Pace(0.02), 0
+    pace, count = CheckpointPace(0.02), 0
     for sample in range(20_000):
         now[0] += 0.05
         if pace.due():

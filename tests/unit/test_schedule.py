@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessmore.config import Condensation
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import rate_of, schedule, stage
 from lessmore.errors import ConfigError
 
@@ -38,7 +38,7 @@ def test_the_table_gives_the_schedules_behind_the_papers_costs(patches: int, R: 
     [(196, 0.9, [197, 179, 163, 148]), (196, 0.7, [197, 140, 100, 72]), (256, 0.9, [257, 233, 211, 191])],
 )
 def test_evit_counts(patches: int, R: float, expected: list[int]) -> None:
-    assert counts(patches, reducer("evit", Condensation(R=R))) == expected
+    assert counts(patches, resolve_reducer("evit", Condensation(R=R))) == expected
 
 
 def test_rates_between_and_below_the_table() -> None:

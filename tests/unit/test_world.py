@@ -16,27 +16,27 @@ from lessmore.errors import ConfigError, LessmoreError, ModelError
 
 
 def _of(shape: int, colour: int, pattern: int, n: int = 8, seed: int = 5) -> world.Scene:
-    return world.sample(n, seed, [(shape, colour, pattern)])
+    return world.world_sample(n, seed, [(shape, colour, pattern)])
 
 
 # --- reproducibility
 
 
 def test_same_seed_gives_the_same_pixels_and_another_seed_others() -> None:
-    first, second, other = (world.draw(world.sample(6, seed)) for seed in (3, 3, 4))
+    first, second, other = (world.draw(world.world_sample(6, seed)) for seed in (3, 3, 4))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert not torch.equal(first[0], other[0])
 
 
 def test_a_scene_does_not_depend_on_how_many_are_sampled() -> None:
-    few, many = world.sample(5, 11), world.sample(50, 11)
+    few, many = world.world_sample(5, 11), world.world_sample(50, 11)
     for name in ("index", "labels", "seed", "dice"):
         assert torch.equal(getattr(few, name), getattr(many, name)[:5])
 
 
 @pytest.mark.parametrize("kind", ["clean", *shifts.KINDS])
 def test_an_image_does_not_depend_on_its_batch(kind: str) -> None:
-    scene = world.sample(9, 12)
+    scene = world.world_sample(9, 12)
     together, masks = shifts.draw_shifted(scene, kind, 3)
     for i in range(len(scene)):
         alone, mask = shifts.draw_shifted(scene[i : i + 1], kind, 3)
@@ -47,7 +47,7 @@ def test_an_image_does_not_depend_on_its_batch(kind: str) -> None:
 def test_the_global_random_state_is_left_alone() -> None:
     before = torch.get_rng_state()
     for kind in ("clean", *shifts.KINDS):
-        shifts.draw_shifted(world.sample(2, 1), kind, 2)
+        shifts.draw_shifted(world.world_sample(2, 1), kind, 2)
     world.test_classes()
     assert torch.equal(before, torch.get_rng_state())
 
@@ -55,7 +55,7 @@ def test_the_global_random_state_is_left_alone() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["clean", *shifts.KINDS])
 def test_both_devices_draw_the_same(kind: str) -> None:
-    scene = world.sample(64, 13)
+    scene = world.world_sample(64, 13)
     here, there = (shifts.draw_shifted(scene, kind, 3, device)[0].cpu() for device in ("cpu", "cuda"))
     assert ((here - there).abs() > 1e-3).float().mean() < 1e-3  # a pixel on an edge may fall to the other side
 
@@ -64,7 +64,7 @@ def test_both_devices_draw_the_same(kind: str) -> None:
 
 
 def test_images_are_in_range_and_of_one_shape() -> None:
-    images, masks = world.draw(world.sample(32, 2))
+    images, masks = world.draw(world.world_sample(32, 2))
     assert images.shape == (32, 3, world.SIZE, world.SIZE) and images.dtype == torch.float32
     assert masks.shape == (32, world.SIZE, world.SIZE) and masks.dtype == torch.bool
     assert images.min() >= 0 and images.max() <= 1
@@ -117,7 +117,7 @@ def test_captions_follow_the_labels() -> None:
     assert world.caption(*red_star) == "a red striped star"
     assert world.caption(red_star[0]) == "a star"
     assert world.caption(None, world.COLOURS.index("orange")) == "an orange object"
-    scene = world.sample(20, 6)
+    scene = world.world_sample(20, 6)
     for text, (shape, colour, pattern) in zip(scene.captions(), scene.labels.tolist(), strict=True):
         expected = [world.COLOURS[colour], world.PATTERNS[pattern], world.SHAPES[shape]]
         assert text.split()[1:] == expected
@@ -125,13 +125,13 @@ def test_captions_follow_the_labels() -> None:
 
 def test_names_are_unique_and_counts_are_as_stated() -> None:
     assert (len(world.SHAPES), len(world.COLOURS), len(world.PATTERNS)) == (24, 10, 8)
-    assert len(set(world.class_names(world.combinations()))) == 1920
+    assert len(set(world.world_class_names(world.combinations()))) == 1920
 
 
 def test_held_out_combinations_are_a_fifth_and_never_sampled_in_training() -> None:
     held_out, trained = set(world.held_out_combinations()), set(world.trained_combinations())
     assert len(held_out) == 384 and len(trained) == 1536 and not held_out & trained
-    drawn = {tuple(row) for row in world.sample(20_000, world.TRAINING_SEEDS).labels.tolist()}
+    drawn = {tuple(row) for row in world.world_sample(20_000, world.TRAINING_SEEDS).labels.tolist()}
     assert drawn == trained
     for attribute, names in enumerate((world.SHAPES, world.COLOURS, world.PATTERNS)):
         assert {c[attribute] for c in trained} == set(range(len(names)))
@@ -150,7 +150,7 @@ def test_test_classes_are_half_unseen_and_paired() -> None:
 
 def test_index_is_the_label_among_the_given_classes() -> None:
     classes = world.test_classes()
-    scene = world.sample(4800, 8, classes)
+    scene = world.world_sample(4800, 8, classes)
     assert [classes[i] for i in scene.index.tolist()] == [tuple(row) for row in scene.labels.tolist()]
     assert min(Counter(scene.index.tolist()).values()) > 50
 
@@ -160,7 +160,7 @@ def test_index_is_the_label_among_the_given_classes() -> None:
 
 @pytest.mark.parametrize("kind", shifts.KINDS)
 def test_shifts_grow_with_severity_and_stay_in_range(kind: str) -> None:
-    scene = world.sample(16, 9)
+    scene = world.world_sample(16, 9)
     clean, _ = world.draw(scene)
     distances = []
     for severity in range(1, 6):
@@ -171,7 +171,7 @@ def test_shifts_grow_with_severity_and_stay_in_range(kind: str) -> None:
 
 
 def test_only_the_background_shift_spares_the_object() -> None:
-    scene = world.sample(8, 10)
+    scene = world.world_sample(8, 10)
     clean, masks = world.draw(scene)
     images, same = shifts.draw_shifted(scene, "background", 5)
     assert torch.equal(masks, same)
@@ -192,7 +192,7 @@ def test_unknown_shifts_and_severities_are_refused() -> None:
 
 def test_words_round_trip_and_frame() -> None:
     words = Words()
-    texts = [t.format(n, a=f"a {n}") for t in TEMPLATES for n in world.class_names(world.test_classes())]
+    texts = [t.format(n, a=f"a {n}") for t in TEMPLATES for n in world.world_class_names(world.test_classes())]
     tokens = words(texts)
     assert tokens.shape == (len(texts), CONTEXT) and tokens.dtype == torch.int64
     assert [t.replace(".", " .") for t in texts] == words.decode(tokens)
@@ -225,7 +225,7 @@ def test_transformers_reads_the_same_numbers(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     (tmp_path / "config.json").write_text('{"model_type": "clip"}', encoding="utf-8")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    texts = ["An orange striped STAR, on a zebra.", "a star " * 20, "", *world.class_names(world.test_classes())]
+    texts = ["An orange striped STAR, on a zebra.", "a star " * 20, "", *world.world_class_names(world.test_classes())]
     encoded = theirs(texts, padding="max_length", truncation=True, return_tensors="pt")
     assert torch.equal(encoded["input_ids"], words(texts))
 

@@ -17,7 +17,7 @@ import pytest
 from lessmore.cli import main
 from lessmore.lab import demo
 from lessmore.lab.report import demo_summary
-from lessmore.lab.report.page import Chart, Estimate, Exhibit, Page, Panel, Row, render
+from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate, Exhibit, TokenPanel, render_demo
 from lessmore.lab.report.tokens import data_uri
 
 EVIL = "<script>alert('x')</script> \"&amp; 'key'"
@@ -60,12 +60,16 @@ def page() -> str:
     """A page whose every text tries to be markup."""
     picture = data_uri(summary_picture())
     cells = [Estimate(50.0, 40.0, 60.0), Estimate(-1.5, -3.0, 0.0)]
-    rows = [Row(EVIL, cells, 0.17, 8.0), Row("TCA", cells, 0.15, 9.0), Row("TCA gain", cells, -10, 12, gain=True)]
+    rows = [
+        DemoRow(EVIL, cells, 0.17, 8.0),
+        DemoRow("TCA", cells, 0.15, 9.0),
+        DemoRow("TCA gain", cells, -10, 12, gain=True),
+    ]
     chart = Chart(EVIL, {"zero-shot": [50.0, 40.0, 45.0], EVIL: [30.0, 31.5, 33.0]}, 20)
-    exhibit = Exhibit("fixed", EVIL, EVIL, EVIL, EVIL, [Panel(picture, EVIL, EVIL)] * 4)
+    exhibit = Exhibit("fixed", EVIL, EVIL, EVIL, EVIL, [TokenPanel(picture, EVIL, EVIL)] * 4)
     facts = {EVIL: EVIL}
-    return render(
-        Page(EVIL, EVIL, facts, ["method", EVIL, "mean", "GMACs", "ms"], rows, EVIL, [chart], EVIL, [exhibit])
+    return render_demo(
+        DemoPage(EVIL, EVIL, facts, ["method", EVIL, "mean", "GMACs", "ms"], rows, EVIL, [chart], EVIL, [exhibit])
     )
 
 
@@ -121,7 +125,7 @@ def test_charts_pictures_and_frame(page: str) -> None:
 
 def test_a_long_curve_has_few_corners_and_keeps_its_end() -> None:
     chart = Chart("x", {"a": [50.0] * 9_999 + [60.0]}, 1)
-    text = render(Page("t", "", {}, [], [], "", [chart], "", []))
+    text = render_demo(DemoPage("t", "", {}, [], [], "", [chart], "", []))
     (curve,) = Parsed(text).all("polyline")
     points = (curve["points"] or "").split()
     assert 100 < len(points) < 200
@@ -175,7 +179,7 @@ def test_the_demos_numbers_hang_together(ran: tuple[str, dict[str, Any], str]) -
 
 
 def test_the_answers_do_not_depend_on_the_number_of_workers(ran: tuple[str, dict[str, Any], str]) -> None:
-    stream = demo.stream(demo.Job("tiny", *demo.SHIFTS[1], 12, demo.SEED + 1), demo.load("tiny"), lambda _: None)
+    stream = demo.stream(demo.DemoJob("tiny", *demo.SHIFTS[1], 12, demo.SEED + 1), demo.load("tiny"), lambda _: None)
     expected = ran[1]["streams"][stream.title]
     assert stream.labels.tolist() == expected["labels"]
     assert {name: a.tolist() for name, a in stream.answers.items()} == expected["answers"]
@@ -184,12 +188,12 @@ def test_the_answers_do_not_depend_on_the_number_of_workers(ran: tuple[str, dict
 def test_the_gallery_shows_what_the_stream_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second pass that records the tokens must give the very answers of the first, and leave no trace itself."""
     monkeypatch.setattr(demo, "_WINDOW", 5)
-    vlm, job = demo.load("tiny"), demo.Job("tiny", "contrast", 2, 24, 5)
+    vlm, job = demo.load("tiny"), demo.DemoJob("tiny", "contrast", 2, 24, 5)
     stream, plain, ours = demo.stream(job, vlm, lambda _: None), demo.CONTENDERS[0], demo.CONTENDERS[-1]
-    pixels = demo.Race(job, vlm).pixels
+    pixels = demo.Comparison(job, vlm).pixels
     before, after = (list(demo._adapter(vlm, contender).stream(pixels)) for contender in (plain, ours))
     assert [p.index for p in after] == stream.answers["TCA"].tolist()
-    names, kinds = demo.class_names(), []
+    names, kinds = demo.demo_class_names(), []
     for label, b, a in zip(stream.labels, before, after, strict=True):
         kinds.append(demo.kind(label, np.int64(b.index), np.int64(a.index)))
     assert {e.verdict for e in stream.exhibits} == set(demo.GALLERY) & set(kinds[5:])

@@ -14,9 +14,9 @@ pytest.importorskip("jinja2")
 
 from PIL import Image
 
-from lessmore.lab.report.album import Album, Entry, Tokens
-from lessmore.lab.report.html import render
-from lessmore.lab.report.runs import find
+from lessmore.lab.report.album import Album, AlbumEntry, Tokens
+from lessmore.lab.report.html import render_report
+from lessmore.lab.report.runs import find_runs
 from lessmore.lab.report.tokens import jpeg_uri
 from tests.synthetic_runs import write_run
 from tests.web.chromium import CHROMIUM, MISSING, Page
@@ -40,7 +40,7 @@ def album(rows: list[dict[str, Any]], pictures: int) -> Album:
     picture = jpeg_uri(Image.new("RGB", (32, 32), (250, 250, 250)), 32)
     maps = ("." * 16, "aabb" + "." * 12, "aabb" + "#" * 12)
     tokens = {row["i"]: Tokens((3, 6, 9), maps, (16, 14, 2)) for row in first}
-    entries = tuple(Entry(row["prediction"], row, row["entropy"], picture) for row in first[:9])
+    entries = tuple(AlbumEntry(row["prediction"], row, row["entropy"], picture) for row in first[:9])
     return Album(tuple(EVIL), {row["i"]: picture for row in first}, tokens, entries, len(entries), ("a <b>note</b>",))
 
 
@@ -50,10 +50,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "runs", ROWS, len(EVIL))
     order = "mixture:contrast:4,gaussian_noise:3,defocus_blur:2,none"
     write_run(folder / "runs", 60, len(EVIL), preset="paper", order=order)
-    runs, _ = find([folder / "runs"])
+    runs, _ = find_runs([folder / "runs"])
     runs.sort(key=lambda run: -len(run.rows))
     page = folder / "report.html"
-    page.write_text(render(runs, [album(run.rows, 20) for run in runs], [EVIL[0]]), encoding="utf-8")
+    page.write_text(render_report(runs, [album(run.rows, 20) for run in runs], [EVIL[0]]), encoding="utf-8")
     return page
 
 

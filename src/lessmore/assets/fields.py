@@ -54,7 +54,7 @@ def smooth(seed: Tensor, size: int, cells: int, stream: int) -> Tensor:
     return F.interpolate(lattice, size=(size, size), mode="bicubic", align_corners=True)[:, 0].clamp(0, 1)
 
 
-def step(x: Tensor, sharpness: Tensor | float) -> Tensor:
+def smooth_step(x: Tensor, sharpness: Tensor | float) -> Tensor:
     """0 below zero, 1 above, with a ramp of width 1/sharpness: an edge that does not alias."""
     return (x * sharpness + 0.5).clamp(0, 1)
 
@@ -77,7 +77,7 @@ def _clouds(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
 
 
 def _blotches(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
-    return step(smooth(seed, u.shape[-1], 6, 12) - 0.5, 8)
+    return smooth_step(smooth(seed, u.shape[-1], 6, 12) - 0.5, 8)
 
 
 def _ripples(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ def _spotlight(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
 def _bricks(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
     row = torch.floor(v)
     mortar = torch.minimum(wave(u / 2 + row / 2).abs(), 1 - wave(v - 0.25).clamp(min=0) ** 4)
-    return step(mortar - 0.25, 6)
+    return smooth_step(mortar - 0.25, 6)
 
 
 def _dots(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
-    return step(wave(u) + wave(v) - 0.7, 2)
+    return smooth_step(wave(u) + wave(v) - 0.7, 2)
 
 
 def _hoops(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
@@ -116,11 +116,11 @@ def _hoops(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
 
 
 def _argyle(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
-    return step(wave(u) * wave(v), 4) * 0.8 + 0.2 * step(wave(2 * u), 3)
+    return smooth_step(wave(u) * wave(v), 4) * 0.8 + 0.2 * smooth_step(wave(2 * u), 3)
 
 
 def _hatching(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
-    return torch.maximum(step(wave(u + v) - 0.6, 3), step(wave(u - v) - 0.6, 3))
+    return torch.maximum(smooth_step(wave(u + v) - 0.6, 3), smooth_step(wave(u - v) - 0.6, 3))
 
 
 def _confetti(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ ATLAS_SIZE = 128
 ATLAS_REACH = 1.5
 """The atlas covers [-reach, reach]²; beyond it distances are clamped, far outside every shape."""
 
-Point = tuple[float, float]
+Vertex = tuple[float, float]
 
 
 def _length(v: Tensor) -> Tensor:
@@ -26,11 +26,11 @@ def _length(v: Tensor) -> Tensor:
     return length
 
 
-def _disc(p: Tensor, centre: Point, radius: float) -> Tensor:
+def _disc(p: Tensor, centre: Vertex, radius: float) -> Tensor:
     return _length(p - p.new_tensor(centre)) - radius
 
 
-def _box(p: Tensor, centre: Point, half: Point, angle: float = 0.0) -> Tensor:
+def _box(p: Tensor, centre: Vertex, half: Vertex, angle: float = 0.0) -> Tensor:
     """Rectangle with half extents `half`, turned by `angle` degrees."""
     q = p - p.new_tensor(centre)
     c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
@@ -38,7 +38,7 @@ def _box(p: Tensor, centre: Point, half: Point, angle: float = 0.0) -> Tensor:
     return _length(q.clamp(min=0)) + q.amax(-1).clamp(max=0)
 
 
-def _polygon(p: Tensor, corners: Sequence[Point]) -> Tensor:
+def _polygon(p: Tensor, corners: Sequence[Vertex]) -> Tensor:
     """Exact distance to a simple polygon; the sign comes from counting edge crossings."""
     distance = torch.full(p.shape[:-1], torch.inf)
     inside = torch.zeros(p.shape[:-1], dtype=torch.bool)
@@ -60,7 +60,7 @@ def _common(*parts: Tensor) -> Tensor:
     return torch.stack(parts).amax(0)
 
 
-def _regular(n: int, radius: float = 1.0, inner: float | None = None) -> list[Point]:
+def _regular(n: int, radius: float = 1.0, inner: float | None = None) -> list[Vertex]:
     """Corners of a regular n-gon, first corner up; with `inner`, a star of n points."""
     radii = [radius] if inner is None else [radius, inner]
     m = n * len(radii)
@@ -68,7 +68,7 @@ def _regular(n: int, radius: float = 1.0, inner: float | None = None) -> list[Po
     return [(radii[i % len(radii)] * math.cos(t), radii[i % len(radii)] * math.sin(t)) for i, t in enumerate(turns)]
 
 
-def _around(n: int, radius: float) -> list[tuple[float, Point]]:
+def _around(n: int, radius: float) -> list[tuple[float, Vertex]]:
     """n angles in degrees and the points there on a circle."""
     degrees = [360.0 * i / n for i in range(n)]
     return [(d, (radius * math.cos(math.radians(d)), radius * math.sin(math.radians(d)))) for d in degrees]

@@ -59,8 +59,8 @@ def _blur(images: Tensor, sigma: float, seeds: Tensor) -> Tensor:
 def _snow(images: Tensor, amount: float, seeds: Tensor) -> Tensor:
     """Flakes of two sizes over an image that pales; `amount` is about the share covered."""
     size = images.shape[-1]
-    large = fields.step(fields.smooth(seeds, size, 20, 110) - (1.02 - 0.6 * amount), 5)
-    small = fields.step(fields.smooth(seeds, size, 40, 111) - (1.04 - 0.6 * amount), 5)
+    large = fields.smooth_step(fields.smooth(seeds, size, 20, 110) - (1.02 - 0.6 * amount), 5)
+    small = fields.smooth_step(fields.smooth(seeds, size, 40, 111) - (1.04 - 0.6 * amount), 5)
     flakes = torch.maximum(large, small)[:, None]
     pale = torch.lerp(images, 0.35 + 0.65 * _grey(images), 0.6 * amount)
     return torch.lerp(pale, torch.full_like(pale, 0.96), flakes)

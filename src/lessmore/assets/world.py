@@ -103,7 +103,7 @@ def class_name(shape: int | None, colour: int | None = None, pattern: int | None
     return " ".join([*words, "object" if shape is None else SHAPES[shape]])
 
 
-def class_names(classes: list[Combination]) -> list[str]:
+def world_class_names(classes: list[Combination]) -> list[str]:
     """Names of several combinations."""
     return [class_name(*c) for c in classes]
 
@@ -132,7 +132,7 @@ class Scene:
         return [caption(*row) for row in self.labels.tolist()]
 
 
-def sample(n: int, seed: int, combos: list[Combination] | Tensor | None = None) -> Scene:
+def world_sample(n: int, seed: int, combos: list[Combination] | Tensor | None = None) -> Scene:
     """n scenes, each of a combination drawn evenly from `combos` (a list or [K, 3] int64; default: the trained ones).
 
     The first m of n scenes are the same whatever n is. Training draws from seeds of 2⁴⁰ and more: those below are
@@ -228,7 +228,7 @@ def _clutter(image: Tensor, u: Tensor) -> Tensor:
             x - _image(_between(piece[:, 3], -1, 1)), y - _image(_between(piece[:, 4], -1, 1)), math.pi * piece[:, 5]
         )
         along = (along.abs() - _image(half)).clamp(min=0)
-        cover = fields.step(_image(thick) - torch.sqrt(along * along + across * across), SIZE / 2)
+        cover = fields.smooth_step(_image(thick) - torch.sqrt(along * along + across * across), SIZE / 2)
         hsv = torch.stack([piece[:, 6], _between(piece[:, 7], 0.2, 0.9), _between(piece[:, 8], 0.2, 0.95)], -1)
         image = _blend(image, _rgb(hsv), cover)
     return image
@@ -252,28 +252,28 @@ def _plain(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
 
 
 def _striped(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
-    return fields.step(fields.wave(u), 2.5)
+    return fields.smooth_step(fields.wave(u), 2.5)
 
 
 def _dotted(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
     near = torch.sqrt((u - torch.round(u)) ** 2 + (v - torch.round(v)) ** 2)
-    return fields.step(0.3 - near, 8)
+    return fields.smooth_step(0.3 - near, 8)
 
 
 def _checkered(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
-    return fields.step(fields.wave(0.8 * u) * fields.wave(0.8 * v), 5)
+    return fields.smooth_step(fields.wave(0.8 * u) * fields.wave(0.8 * v), 5)
 
 
 def _ringed(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
-    return fields.step(fields.wave(torch.sqrt(u * u + v * v)), 2.5)
+    return fields.smooth_step(fields.wave(torch.sqrt(u * u + v * v)), 2.5)
 
 
 def _split(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
-    return fields.step(u, 8)
+    return fields.smooth_step(u, 8)
 
 
 def _outlined(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
-    return fields.step(0.16 - inside, 12)
+    return fields.smooth_step(0.16 - inside, 12)
 
 
 def _speckled(u: Tensor, v: Tensor, inside: Tensor, seed: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _object(image: Tensor, scene: Scene, dice: Tensor, seed: Tensor) -> tuple[Te
     outside = shapes.distance(fields.send(scene.labels[:, 0], dice.device), torch.stack([x, y], -1))
     pixels = outside * _image(radius) * (SIZE / 2)
     shadow = 0.4 * (1 - pixels / 3).clamp(0, 1)
-    cover = fields.step(-pixels, 1.0)
+    cover = fields.smooth_step(-pixels, 1.0)
     surface = _paint(scene, dice, seed, x, y, -outside)
     return _blend(image * (1 - shadow)[:, None], surface, cover), cover
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from lessmore.cli.common import OK, new_parser
 from lessmore.config import preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu, list_engines
@@ -43,7 +43,7 @@ PLAIN = "plain"
 LEAST_ROUNDS = 3
 
 
-class Contender(NamedTuple):
+class BenchContender(NamedTuple):
     """One line of the table."""
 
     name: str
@@ -53,11 +53,11 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = (
-    Contender(PLAIN, "zeroshot", "none", 1.0),
-    Contender("EViT, R = 0.9", "zeroshot", "evit", 0.9),
-    Contender("EViT, R = 0.7", "zeroshot", "evit", 0.7),
-    Contender("TCA, R = 0.9", "tca", "tca", 0.9),
-    Contender("TCA, R = 0.7", "tca", "tca", 0.7),
+    BenchContender(PLAIN, "zeroshot", "none", 1.0),
+    BenchContender("EViT, R = 0.9", "zeroshot", "evit", 0.9),
+    BenchContender("EViT, R = 0.7", "zeroshot", "evit", 0.7),
+    BenchContender("TCA, R = 0.9", "tca", "tca", 0.9),
+    BenchContender("TCA, R = 0.7", "tca", "tca", 0.7),
 )
 
 
@@ -79,7 +79,7 @@ def run(args: Namespace) -> int:
     vision, random = tower(args.model)
     dtype = DTYPES[args.dtype or ("float16" if args.device == "cuda" else "float32")]
     vision = vision.to(args.device, dtype)
-    rows = measure(vision, args.classes, args.seconds)
+    rows = measure_contenders(vision, args.classes, args.seconds)
     facts = {
         "model": args.model,
         "weights": "random" if random else "loaded",
@@ -115,12 +115,12 @@ def tower(name: str) -> tuple[ViT, bool]:
     return load(name).vision, False
 
 
-def setup_of(vision: ViT, classes: int, contender: Contender, name: str = "default") -> Setup:
+def setup_of(vision: ViT, classes: int, contender: BenchContender, name: str = "default") -> Setup:
     """A contender's setup on random class embeddings."""
     generator = torch.Generator().manual_seed(0)
     text = F.normalize(torch.randn(classes, vision.shape.embed, generator=generator), dim=-1).to(vision.positions)
     chosen = preset(name, R=contender.R)
-    condensation = reducer(contender.reducer, chosen.condensation)
+    condensation = resolve_reducer(contender.reducer, chosen.condensation)
     return Setup(vision, text, 100.0, chosen._replace(condensation=condensation))
 
 
@@ -133,7 +133,7 @@ def engines(vision: ViT) -> list[str]:
 
 
 @torch.no_grad()
-def measure(vision: ViT, classes: int, seconds: float) -> list[dict[str, Any]]:
+def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[str, Any]]:
     """One row per engine and contender; a progress bar counts the seconds."""
     start, device = time.perf_counter(), vision.positions.device
     side = vision.shape.image_size
@@ -194,10 +194,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
             f"{row['images_per_s']:11.1f}{row['gmacs']:8.2f}{row['memory_mb']:8.0f}"
         )
     print(f"\n{rows[0]['rounds']} rounds; MB: weights, state and the step's own tensors.")
-    print(verdict(rows))
+    print(bench_verdict(rows))
 
 
-def verdict(rows: list[dict[str, Any]]) -> str:
+def bench_verdict(rows: list[dict[str, Any]]) -> str:
     """One sentence on where TCA is slower than the plain model in the same engine, if anywhere."""
     slower = [f"{r['name']} in {r['engine']} ({r['of_plain']:.2f} of plain)" for r in rows if _slower(r)]
     if not slower:

@@ -10,8 +10,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
 from lessmore.lab.report.formats import to_csv, to_latex, to_markdown
-from lessmore.lab.report.runs import find
-from lessmore.lab.report.tables import Summary, table
+from lessmore.lab.report.runs import find_runs
+from lessmore.lab.report.tables import SummaryView, table
 from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
@@ -51,14 +51,14 @@ def run(args: Namespace) -> int:
     return SOME_FAILED if left_out else OK
 
 
-def _write(summaries: list[Summary], left_out: list[str], ending: str) -> str:
+def _write(summaries: list[SummaryView], left_out: list[str], ending: str) -> str:
     if ending == ".csv":
         return to_csv(summaries)
     arranged = table(summaries, left_out)
     return to_latex(arranged) if ending == ".tex" else to_markdown(arranged)
 
 
-def collect(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
+def collect(paths: Sequence[Path]) -> tuple[list[SummaryView], list[str]]:
     """Summaries of finished runs, each once, and the names of the others with what is wrong with them."""
-    found, left_out = find(paths)
+    found, left_out = find_runs(paths)
     return [run.summary for run in found], left_out

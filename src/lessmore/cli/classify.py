@@ -56,7 +56,7 @@ def parser() -> ArgumentParser:
 
 
 @dataclass
-class Tally:
+class AnswerCounts:
     """What came of the inputs."""
 
     answered: int = 0
@@ -77,11 +77,11 @@ def run(args: Namespace) -> int:
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)
     done = {row.path for row in known}
-    tally = Tally(failed=sum(row.failed for row in known), skipped=sum(path in done for path in paths))
-    _stream(adapter, [path for path in paths if path not in done], args, state, tally)
+    counts = AnswerCounts(failed=sum(row.failed for row in known), skipped=sum(path in done for path in paths))
+    _stream(adapter, [path for path in paths if path not in done], args, state, counts)
     if not args.quiet:
-        _summary(tally, args)
-    return INTERRUPTED if tally.left else SOME_FAILED if tally.failed else OK
+        _summary(counts, args)
+    return INTERRUPTED if counts.left else SOME_FAILED if counts.failed else OK
 
 
 def _check(args: Namespace, state: Path | None) -> None:
@@ -122,7 +122,7 @@ def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> 
     Rows are on the disk before a state is written that counts them, so the output can be ahead, by what came after the
     last write, but not behind. Whatever does not fit this belongs to some other run and is left alone.
     """
-    written = rows.read(output)
+    written = rows.read_answers(output)
     if not written:
         return []
     if state is None:
@@ -141,11 +141,11 @@ def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> 
     return kept
 
 
-def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, tally: Tally) -> None:
+def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, counts: AnswerCounts) -> None:
     """Classify and write; the state is saved first of all, so that rows never stand without one."""
     output = rows.Output(args.output)
     seen = adapter.health().seen
-    tally.left = len(todo)
+    counts.left = len(todo)
     try:
         _save(adapter, output, state)
         with Stop() as stop, tqdm(total=len(todo), unit="image", disable=args.quiet or None) as bar:
@@ -153,7 +153,7 @@ def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | No
                 row = _classify(adapter, path, seen)
                 output.write(row)
                 seen = row.seen
-                _count(tally, row)
+                _count(counts, row)
                 bar.update()
                 if count % args.save_every == 0:
                     _save(adapter, output, state)
@@ -170,16 +170,16 @@ def _save(adapter: Adapter, output: rows.Output, state: Path | None) -> None:
         adapter.save(state)
 
 
-def _classify(adapter: Adapter, path: str, seen: int) -> rows.Row:
+def _classify(adapter: Adapter, path: str, seen: int) -> rows.AnswerRow:
     try:
         prediction = adapter(path)
     except (ImageError, NonFiniteError) as error:
-        return rows.Row(path, seen=seen, error=" ".join(str(error).split()))
+        return rows.AnswerRow(path, seen=seen, error=" ".join(str(error).split()))
     return _row(adapter, path, prediction, seen + 1)
 
 
-def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows.Row:
-    return rows.Row(
+def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows.AnswerRow:
+    return rows.AnswerRow(
         path=path,
         label=prediction.label,
         index=prediction.index,
@@ -191,20 +191,20 @@ def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows
     )
 
 
-def _count(tally: Tally, row: rows.Row) -> None:
-    tally.left -= 1
-    tally.failed += row.error is not None
-    tally.answered += row.error is None
-    tally.changed += bool(row.changed)
+def _count(counts: AnswerCounts, row: rows.AnswerRow) -> None:
+    counts.left -= 1
+    counts.failed += row.error is not None
+    counts.answered += row.error is None
+    counts.changed += bool(row.changed)
 
 
-def _summary(tally: Tally, args: Namespace) -> None:
-    parts = [f"{tally.answered} images classified, {tally.changed} changed by adaptation"]
-    if tally.failed:
-        parts.append(f"{tally.failed} failed")
-    if tally.skipped:
-        parts.append(f"{tally.skipped} were done before")
-    if tally.left:
+def _summary(counts: AnswerCounts, args: Namespace) -> None:
+    parts = [f"{counts.answered} images classified, {counts.changed} changed by adaptation"]
+    if counts.failed:
+        parts.append(f"{counts.failed} failed")
+    if counts.skipped:
+        parts.append(f"{counts.skipped} were done before")
+    if counts.left:
         how = "run the same command to go on" if args.state else "without --state it cannot be continued"
-        parts.append(f"{tally.left} left: interrupted, {how}")
+        parts.append(f"{counts.left} left: interrupted, {how}")
     print(f"lessmore classify: {'; '.join(parts)}", file=sys.stderr)

@@ -16,7 +16,7 @@ from lessmore.cli.common import OK, check_writable, new_parser
 from lessmore.errors import ConfigError
 from lessmore.lab import demo
 from lessmore.lab.report import demo_summary
-from lessmore.lab.report.page import render
+from lessmore.lab.report.page import render_demo
 
 EXAMPLES = """examples:
   lessmore demo
@@ -48,12 +48,12 @@ def run(args: Namespace) -> int:
     with _progress(args.images, args.quiet) as tick:
         result = demo.run(args.model, args.images, args.seed, args.workers, tick)
     found = demo_summary.lines(result)
-    page.write_text(render(demo_summary.as_page(result, found)), encoding="utf-8")
+    page.write_text(render_demo(demo_summary.as_page(result, found)), encoding="utf-8")
     if numbers is not None:
         numbers.write_text(json.dumps(demo_summary.as_json(result, found)) + "\n", encoding="utf-8")
     print(f"Accuracy in percent (± half the 95 % interval), {args.images} images per shift, {result.seconds:.0f} s\n")
     print(demo_summary.text_table(result, found))
-    print(f"\n{demo_summary.verdict(result, found)}\nThe page with curves and pictures: {page}")
+    print(f"\n{demo_summary.demo_verdict(result, found)}\nThe page with curves and pictures: {page}")
     return OK
 
 
@@ -73,7 +73,7 @@ def _progress(images: int, quiet: bool) -> Iterator[demo.Ticker]:
     """A bar with the running accuracies on a terminal, one line per finished stream elsewhere."""
     with tqdm(total=images * len(demo.SHIFTS), unit="image", disable=quiet or None) as bar:
 
-        def tick(news: demo.Tick) -> None:
+        def tick(news: demo.DemoTick) -> None:
             title, done, accuracy = news
             text = f"{title}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in accuracy.items())
             bar.set_postfix_str(text, refresh=False)

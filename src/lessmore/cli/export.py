@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     path = Path(args.output)
     check_writable(path, export.ENDINGS)
     adapter = make_adapter(args)
-    export.save(adapter, path)
+    export.save_step(adapter, path)
     side = adapter.vlm.vision.shape.image_size
     print(f"{path}\t{len(adapter.classes)} classes, pixels [1, 3, {side}, {side}], {path.stat().st_size / 1e6:.1f} MB")
     return OK

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
 from lessmore.config import Condensation, Rule, preset
-from lessmore.core.condense.registry import reducer, reducer_for
+from lessmore.core.condense.registry import reducer_for, resolve_reducer
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
     """Print the costs."""
     own, shared = split_options(args.method, args.options)
     name, chosen = reducer_for(args.reducer, args.method), preset(args.preset, **shared, **_budget(args))
-    chosen = chosen._replace(condensation=reducer(name, chosen.condensation, shared))
+    chosen = chosen._replace(condensation=resolve_reducer(name, chosen.condensation, shared))
     classes, vlm = _classes(args.classes), blank_model(args.model)
     method = blank_method(args.method, vlm, chosen, classes, own)
 

@@ -80,11 +80,11 @@ def _embedded(name: str) -> str:
 
 def _methods() -> dict[str, str]:
     """A method has a file of its own, whose first line says what it is."""
-    return {name: _first_line(inspect.getmodule(maker)) for name, maker in sorted(methods.known().items())}
+    return {name: _first_line(inspect.getmodule(maker)) for name, maker in sorted(methods.known_methods().items())}
 
 
 def _reducers() -> dict[str, str]:
-    return {name: _first_line(maker) for name, maker in sorted(reducers.known().items())}
+    return {name: _first_line(maker) for name, maker in sorted(reducers.known_reducers().items())}
 
 
 def _first_line(thing: object) -> str:

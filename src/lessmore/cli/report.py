@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
 from lessmore.errors import ConfigError, StateError
-from lessmore.lab.report.album import Album, Library, look
-from lessmore.lab.report.html import render
-from lessmore.lab.report.runs import Finished, find
+from lessmore.lab.report.album import Album, Library, look_through
+from lessmore.lab.report.html import render_report
+from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.paper.figures.plots import save_run_plots
 from lessmore.storage.files import replacing
 
@@ -50,10 +50,10 @@ def run(args: Namespace) -> int:
     check_writable(output, (".html", ".htm"))
     if args.pictures < 0:
         raise ConfigError(f"--pictures must be 0 or more, not {args.pictures}")
-    runs, left_out = _readable(*find([Path(name) for name in args.runs]))
+    runs, left_out = _readable(*find_runs([Path(name) for name in args.runs]))
     albums = _albums(runs, args)
     with replacing(output) as new:
-        new.write_text(render(runs, albums, left_out), encoding="utf-8")
+        new.write_text(render_report(runs, albums, left_out), encoding="utf-8")
     for note in dict.fromkeys(note for album in albums for note in album.notes):
         print(f"lessmore report: {note}", file=sys.stderr)
     for name in left_out:
@@ -86,5 +86,5 @@ def _albums(runs: list[Finished], args: Namespace) -> list[Album]:
     for number, finished in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}"
         with tqdm(desc=title, unit="image", disable=args.quiet or None, leave=False) as bar:
-            albums.append(look(finished, library, count, bar.update))
+            albums.append(look_through(finished, library, count, bar.update))
     return albums

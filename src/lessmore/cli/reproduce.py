@@ -18,19 +18,19 @@ from lessmore.cli.sweep import describe
 from lessmore.config import list_presets
 from lessmore.data.registry import is_direct
 from lessmore.errors import ConfigError
-from lessmore.lab.runner import Summary
 from lessmore.lab.spec import PRECISIONS, RunSpec
 from lessmore.lab.store import read_summary
-from lessmore.lab.sweep import Done, Worker
+from lessmore.lab.summary import RunSummary
+from lessmore.lab.sweep import FinishedRun, Worker
 from lessmore.lab.sweep_local import run_locally
 from lessmore.paper.compare import compare
 from lessmore.paper.drawn import draw
 from lessmore.paper.dryrun import dry_run
 from lessmore.paper.figures import FIGURES
 from lessmore.paper.measured import gather
-from lessmore.paper.plan import Shelf, Wishes, check_rows, distinct, finished, identity, plan
-from lessmore.paper.stored import check_formats, read, save
-from lessmore.paper.tables import TABLES, Table, find
+from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, finished, identity, plan_table
+from lessmore.paper.stored import check_formats, read_table, save_table
+from lessmore.paper.tables import TABLES, TableSpec, find_table
 from lessmore.paper.write import FORMATS
 
 EXAMPLES = """examples:
@@ -49,7 +49,7 @@ written as NAME.json, which holds everything, and in the formats asked for, whic
 If some runs fail, the tables are made of the others and the command ends with exit code 3 instead of 0.
 """
 
-Found = dict[Hashable, Summary]
+FoundRuns = dict[Hashable, RunSummary]
 
 
 def parser() -> ArgumentParser:
@@ -91,7 +91,7 @@ def run(args: Namespace) -> int:
     tables, drawings = _named(args.names)
     _check(args, tables)
     if args.dry_run:
-        print("\n".join(dry_run(tables, _wishes(args), _output(args) / "runs", args.jobs)))
+        print("\n".join(dry_run(tables, _request(args), _output(args) / "runs", args.jobs)))
         print("\n".join(f"figure {name}: {FIGURES[name].images} images" for name in drawings))
         return OK
     if args.model is None:
@@ -111,15 +111,17 @@ def _known() -> dict[str, str]:
     return tables | {name: f"figure: {figure.title}" for name, figure in FIGURES.items()}
 
 
-def _named(names: Sequence[str]) -> tuple[list[Table], list[str]]:
+def _named(names: Sequence[str]) -> tuple[list[TableSpec], list[str]]:
     """Tables and names of figures, each once."""
     if not names:
         raise ConfigError("name tables or figures, or all; lessmore reproduce --list names them")
     wanted = list(dict.fromkeys(known for name in names for known in (_known() if name == "all" else [name])))
-    return [find(name, tuple(FIGURES)) for name in wanted if name not in FIGURES], [n for n in wanted if n in FIGURES]
+    return [find_table(name, tuple(FIGURES)) for name in wanted if name not in FIGURES], [
+        n for n in wanted if n in FIGURES
+    ]
 
 
-def _check(args: Namespace, tables: Sequence[Table]) -> None:
+def _check(args: Namespace, tables: Sequence[TableSpec]) -> None:
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be 1 or more, not {args.jobs}")
     if len(set(args.seeds)) < len(args.seeds):
@@ -133,18 +135,18 @@ def _output(args: Namespace) -> Path:
 
 def _rewrite(folder: Path, args: Namespace, formats: Sequence[str]) -> int:
     """Other formats of tables that are there: into --output, or printed."""
-    for value in read(folder):
+    for value in read_table(folder):
         if args.output is None:
             print("\n".join(FORMATS[name][1](value) for name in formats), end="")
         else:
-            print("\n".join(str(file) for file in save(value, Path(args.output), formats)))
+            print("\n".join(str(file) for file in save_table(value, Path(args.output), formats)))
     return OK
 
 
-def _tables(tables: Sequence[Table], args: Namespace, formats: Sequence[str]) -> int:
-    wishes, folder = _wishes(args), _output(args)
-    shelf = Shelf(wishes.root)
-    plans = [one for table in tables if (one := plan(table, wishes, shelf)).rows]
+def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]) -> int:
+    request, folder = _request(args), _output(args)
+    datasets = DatasetCache(request.root)
+    plans = [one for table in tables if (one := plan_table(table, request, datasets)).rows]
     missing = {name.partition("/")[0]: why for one in plans for name, why in one.missing.items()}
     for why in missing.values():
         print(f"lessmore reproduce: left out: {why}", file=sys.stderr)
@@ -156,15 +158,15 @@ def _tables(tables: Sequence[Table], args: Namespace, formats: Sequence[str]) ->
         if one.columns:
             own = {identity(spec) for specs in one.cells.values() for spec in specs}
             holes = [why for key, why in failed.items() if key in own]
-            value = compare(one, gather(one, found, folder / "runs"), wishes, holes)
-            print(f"{one.table.name}: {', '.join(map(str, save(value, folder, formats)))}", flush=True)
+            value = compare(one, gather(one, found, folder / "runs"), request, holes)
+            print(f"{one.table.name}: {', '.join(map(str, save_table(value, folder, formats)))}", flush=True)
     unread = any(summary["metrics"]["failed"] for summary in found.values())
     return SOME_FAILED if failed or unread else OK
 
 
-def _wishes(args: Namespace) -> Wishes:
+def _request(args: Namespace) -> ReproductionRequest:
     names = ("root", "limit", "order", "preset", "templates", "precision", "device")
-    return Wishes(
+    return ReproductionRequest(
         model=args.model or "",
         datasets=tuple(args.dataset),
         corruptions=tuple(None if name == "none" else name for name in args.corruption),
@@ -174,7 +176,7 @@ def _wishes(args: Namespace) -> Wishes:
     )
 
 
-def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[Done]:
+def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[FinishedRun]:
     """What comes of the runs; a single job needs no process of its own."""
     threads = max(1, torch.get_num_threads() // jobs)
     if jobs > 1:
@@ -183,9 +185,9 @@ def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[Don
         yield from map(Worker(folder, threads), specs)
 
 
-def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> tuple[Found, dict[Hashable, str]]:
+def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> tuple[FoundRuns, dict[Hashable, str]]:
     """Do the runs and show what comes in; summaries by identity, and the same for what failed, in words."""
-    found: Found = {}
+    found: FoundRuns = {}
     failed: dict[Hashable, str] = {}
     progress = tqdm(total=len(runs), unit="run", disable=args.quiet or None)
     with closing(_results(list(runs.values()), folder, args.jobs)) as results, progress as bar:
@@ -201,7 +203,7 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
     return found, failed
 
 
-def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> Found:
+def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> FoundRuns:
     """Summaries of the runs that are done, wherever they were; neither model nor device is looked at."""
     done = finished(folder)
     found = {key: summary for key in runs if key in done and (summary := read_summary(done[key])) is not None}
@@ -219,7 +221,7 @@ def _figures(names: Sequence[str], args: Namespace) -> int:
     """Draw the figures of every stream asked for; one whose data are not there is left out."""
     failed = False
     for name in names:
-        for drawn in draw(name, _wishes(args), _output(args)):
+        for drawn in draw(name, _request(args), _output(args)):
             failed |= isinstance(drawn, str)
             if isinstance(drawn, str):
                 print(f"lessmore reproduce: {name} left out: {drawn}", file=sys.stderr)

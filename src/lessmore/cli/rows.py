@@ -17,7 +17,7 @@ from lessmore.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Row:
+class AnswerRow:
     """One input; of one that failed only path, seen and error are set."""
 
     path: str
@@ -32,7 +32,7 @@ class Row:
     error: str | None = None
 
 
-COLUMNS = tuple(f.name for f in fields(Row))
+COLUMNS = tuple(f.name for f in fields(AnswerRow))
 
 
 class Written(NamedTuple):
@@ -60,7 +60,7 @@ class Output:
         if not self.json and (name == "-" or not Path(name).stat().st_size):
             self._put(_csv(COLUMNS))
 
-    def write(self, row: Row) -> None:
+    def write(self, row: AnswerRow) -> None:
         """Append one row."""
         values = asdict(row)
         self._put(json.dumps(values) + "\n" if self.json else _csv([_plain(v) for v in values.values()]))
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def read(path: Path) -> list[Written]:
+def read_answers(path: Path) -> list[Written]:
     """The whole rows of an output file; a last one that was cut off is left out."""
     data = path.read_bytes() if path.is_file() else b""
     # Not splitlines: a lone carriage return is part of some file's name. What follows the last \n was cut off.

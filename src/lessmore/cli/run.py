@@ -18,8 +18,9 @@ from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
-from lessmore.lab.runner import Summary, run_one
+from lessmore.lab.runner import run_one
 from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, product
+from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 
 EXAMPLES = """examples:
@@ -113,7 +114,7 @@ def _check(args: Namespace) -> None:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
 
 
-def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[Summary | None]:
+def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[RunSummary | None]:
     """What comes of the runs, one after another; None where one was interrupted. Models and data are opened once."""
     cache: bool | str = False if args.no_cache else args.cache or True
     for _, same_model in groupby(specs, key=lambda spec: (spec.model, spec.precision)):
@@ -135,7 +136,7 @@ def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[Su
                 )
 
 
-def line(summary: Summary) -> str:
+def line(summary: RunSummary) -> str:
     """One run in one line."""
     spec, found = summary["spec"], summary["metrics"]
     seen = " ".join(part for part in (summary["dataset"]["name"], spec["corruption"], spec["order"]) if part)

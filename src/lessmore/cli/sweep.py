@@ -17,7 +17,7 @@ from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
 from lessmore.cli.run import line
 from lessmore.errors import ConfigError
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.sweep import Done, Grid, read_grid
+from lessmore.lab.sweep import FinishedRun, SweepGrid, read_grid
 from lessmore.lab.sweep_local import run_locally
 from lessmore.lab.sweep_ray import run_on_ray
 
@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         print("\n".join(describe(spec) for spec in grid.specs))
         return OK
-    failed: list[Done] = []
+    failed: list[FinishedRun] = []
     try:
         with closing(_executor(grid, args)) as results:
             _follow(results, len(grid.specs), failed, args.quiet)
@@ -85,7 +85,7 @@ def describe(spec: RunSpec) -> str:
     return " ".join([spec.dataset, spec.model, spec.method, *(f"{name}={getattr(spec, name)}" for name in changed)])
 
 
-def _executor(grid: Grid, args: Namespace) -> Any:
+def _executor(grid: SweepGrid, args: Namespace) -> Any:
     if args.processes is not None and args.processes < 1:
         raise ConfigError(f"--processes must be 1 or more, not {args.processes}")
     if args.ray is not None:
@@ -96,7 +96,7 @@ def _executor(grid: Grid, args: Namespace) -> Any:
     return run_locally(grid.specs, Path(args.output), processes, grid.cpus)
 
 
-def _follow(results: Iterator[Done], total: int, failed: list[Done], quiet: bool) -> None:
+def _follow(results: Iterator[FinishedRun], total: int, failed: list[FinishedRun], quiet: bool) -> None:
     """Show what comes in; a bar where there is a terminal, a line per run in any case."""
     with tqdm(total=total, unit="run", disable=quiet or None) as bar:
         for number, done in enumerate(results, start=1):

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import FAILED, OK, new_parser
-from lessmore.data.registry import expand
+from lessmore.data.registry import expand_names
 from lessmore.data.validate import Report, validate
 from lessmore.errors import ConfigError
 
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"--sample must be 0 or more, not {args.sample}")
     root = None if args.root is None else Path(args.root)
     reports = []
-    for name in expand(args.datasets):
+    for name in expand_names(args.datasets):
         reports.append(validate(name, root, args.sample, args.seed, args.quiet))
         if not args.json:
             print(_text(reports[-1]), flush=True)

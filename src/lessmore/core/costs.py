@@ -109,7 +109,7 @@ def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]
         N = after
 
 
-def taken(steps: list[Step], depth: int) -> Schedule:
+def taken_steps(steps: list[Step], depth: int) -> Schedule:
     """The schedule of one image as it went, from its steps."""
     stages = {step.block: step.stage for step in steps}
     return tuple(stages.get(i) for i in range(depth))

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessmore.config import Condensation
-from lessmore.core.condense.ats import sample, significance
+from lessmore.core.condense.ats import sample_tokens, significance
 from lessmore.core.condense.coreset import Condensed, carry, condense
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.condense.source import Step
 from lessmore.core.condense.tome import merge_pairs
 from lessmore.core.scoring import (
     Anchor,
-    Guide,
+    AnchorProvider,
     attention_rows,
     blend_rows,
     head_mean,
@@ -82,7 +82,7 @@ class PrefixState(NamedTuple):
     """Summary token after every block so far, each [B, D]."""
 
 
-def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: Guide | None = None) -> Encoded:
+def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: AnchorProvider | None = None) -> Encoded:
     """Images [B, 3, H, W] → feature and summary tokens, condensing on the way; anchors guide it where given."""
     return resume(vit, begin(vit, pixels, config), config, anchors)
 
@@ -100,7 +100,7 @@ def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
     return PrefixState(x, summaries)
 
 
-def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: Guide | None = None) -> Encoded:
+def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorProvider | None = None) -> Encoded:
     """The blocks from the first that condenses on; may be repeated with other anchors."""
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
     x, size, summaries = begun.x, None, list(begun.summaries)
@@ -137,7 +137,7 @@ def pass_block(
     weighted = not class_token and config.summary == "attn_pool"
     if stage is None and not weighted:
         x = block(x, bias=size_bias(seen(size, config), x.dtype))
-        return BlockOutput(x, summary(x, class_token, seen(size, config)), size)
+        return BlockOutput(x, summary_token(x, class_token, seen(size, config)), size)
     if stage is not None and config.rule == "matching":
         x, metric = attend_metric(block, x, config, seen(size, config))
         done: Condensed | None = merge_pairs(x, metric, size, stage, class_token)
@@ -150,10 +150,10 @@ def pass_block(
         x, size = done.tokens, done.size
         weight = None if weight is None else carry(weight, done.target, done.stage)
     x = block.add_mlp(x)
-    return BlockOutput(x, summary(x, class_token, seen(size, config) if weight is None else weight), size, done)
+    return BlockOutput(x, summary_token(x, class_token, seen(size, config) if weight is None else weight), size, done)
 
 
-def summary(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
+def summary_token(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
     """The block's summary [B, D] of tokens [B, N, D]: the class token, or the (weighted, [B, N]) mean of all."""
     return x[:, 0] if class_token else weighted_mean(x, weight)
 
@@ -210,7 +210,7 @@ def condense_patches(
     """Condense the patches by their scores; the class token is never touched."""
     x, first, scores = attended.x, int(class_token), attended.scores
     if config.rule == "sampling":
-        return sample(x, significance(scores, attended.values), size, stage)
+        return sample_tokens(x, significance(scores, attended.values), size, stage)
     if size is None and config.proportional:
         size = scores.new_ones(x.shape[:2])
     order, attention = token_order(scores, config.score), head_mean(scores)

@@ -151,7 +151,7 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     return Delta(index, slot, tokens, feature, key, state.step.clone(), state.centre, state.course, middle)
 
 
-def known(delta: Delta, config: Adaptation) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def correction_context(delta: Delta, config: Adaptation) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """What the stream so far says to the sample's correction: the middle to be taken off the tokens, [..., L, D], and
     how much the entries of each class count, [..., C]; nothing where the centre is not used."""
     if config.centre == "off":

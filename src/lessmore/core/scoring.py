@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.config import Rows, Score
+from lessmore.config import QueryRows, Score
 
 
 class Candidates(NamedTuple):
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
         return self.means[label if self.rows is None else self.rows.gather(1, label.unsqueeze(1)).squeeze(1)]
 
 
-class Guide(Protocol):
+class AnchorProvider(Protocol):
     """What the encoder sees of a reservoir."""
 
     def at(self, layer: int, summary: Tensor) -> Candidates:
@@ -100,7 +100,7 @@ def mean_row(rows: Tensor, size: Tensor | None = None) -> Tensor:
     return (share.to(rows.dtype)[:, None, None] @ rows).squeeze(2)
 
 
-def blend_rows(rows: Rows, summary: Tensor, anchored: Tensor, present: Tensor) -> Tensor:
+def blend_rows(rows: QueryRows, summary: Tensor, anchored: Tensor, present: Tensor) -> Tensor:
     """Score rows [B, H, n] from the summary's and the anchor's; images without an anchor use the summary's alone.
 
     The paper queries with [class token; anchor] and does not say how the two rows become one; `both` averages them.

@@ -1,6 +1,6 @@
 """One plain pre-norm transformer for every supported tower: readable, and free of any host library.
 
-Importers in `lessmore.models.towers` fill it by name from open_clip, timm and transformers models; `lessmore.core.encoder` drives
+Importers in `lessmore.models.towers` fill it by name from open_clip, timm and transformers models; the encoder drives
 its blocks one half at a time, because tokens are condensed between attention and MLP.
 """
 

@@ -23,7 +23,7 @@ VARIANTS = tuple(f"{name}/{severity}" for name in MAIN + EXTRA for severity in r
 
 
 @dataclass(frozen=True)
-class Rows:
+class ArrayRows:
     """Images that are rows [start, start + n) of an array [N, H, W, 3]."""
 
     file: Path
@@ -40,9 +40,9 @@ class Rows:
     def _pixels(self) -> NDArray[Any]:
         return _array(self.file)
 
-    def __reduce__(self) -> tuple[type[Rows], tuple[Path, int]]:
+    def __reduce__(self) -> tuple[type[ArrayRows], tuple[Path, int]]:
         """Pickled without the mapping, which would become a copy of the whole file."""
-        return Rows, (self.file, self.start)
+        return ArrayRows, (self.file, self.start)
 
 
 def read_variant(spec: Spec, root: Path, variant: str) -> Dataset:
@@ -55,7 +55,7 @@ def read_variant(spec: Spec, root: Path, variant: str) -> Dataset:
     start = (int(severity) - 1) * count
     ids = tuple(f"{variant}/{i:05}" for i in range(count))
     chosen = tuple(int(label) for label in labels[start : start + count])
-    return Dataset(f"{spec.name}/{variant}", spec.classes, ids, chosen, Rows(file, start), spec.templates)
+    return Dataset(f"{spec.name}/{variant}", spec.classes, ids, chosen, ArrayRows(file, start), spec.templates)
 
 
 def _array(file: Path) -> NDArray[Any]:

@@ -19,7 +19,7 @@ _PREFERRED = ("test", "validation", "val")
 
 
 @dataclass(frozen=True)
-class Table:
+class ColumnTable:
     """Images of one column, left encoded by `datasets` and decoded here, in the one safe place."""
 
     table: Any
@@ -40,7 +40,7 @@ def read_hf(name: str, split: str | None = None) -> Dataset:
     label = _column(table, name, "ClassLabel")
     classes = tuple(class_names(table.features[label].names))
     ids = tuple(f"{split}/{i:06}" for i in range(len(table)))
-    source = Table(_encoded(table, image), image)
+    source = ColumnTable(_encoded(table, image), image)
     return Dataset(f"{Path(name).name}@{split}", classes, ids, tuple(table[label]), source, COMMON)
 
 

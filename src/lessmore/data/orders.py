@@ -43,11 +43,11 @@ class Visit:
         return CLEAN if self.corruption is None else str(self.corruption)
 
 
-Plan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
+StreamPlan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
 """Numbers of the images to visit [n], labels of all images [N], a generator → visits."""
 
 
-def plan(order: str, corruption: str | None = None) -> Plan:
+def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:
     """The plan an order text asks for; every mistake in it raises `ConfigError` here, before any work.
 
     corruption: such as `contrast:4`, for all images; goes with the orders that set none themselves.
@@ -65,17 +65,17 @@ def _domain(text: str) -> Corruption | None:
     return None if text.strip() == CLEAN else parse(text)
 
 
-def _iid(rest: str, corruption: Corruption | None) -> Plan:
+def _iid(rest: str, corruption: Corruption | None) -> StreamPlan:
     _nothing_more("iid", rest)
     return lambda images, labels, generator: [Visit(i, corruption) for i in _shuffled(images, generator)]
 
 
-def _sorted(rest: str, corruption: Corruption | None) -> Plan:
+def _sorted(rest: str, corruption: Corruption | None) -> StreamPlan:
     _nothing_more("sorted", rest)
     return lambda images, labels, generator: [Visit(i, corruption) for i in _by_class(images, labels, generator)]
 
 
-def _blocks(rest: str, corruption: Corruption | None) -> Plan:
+def _blocks(rest: str, corruption: Corruption | None) -> StreamPlan:
     length = _number(rest, "the length of blocks", RUN_LENGTH)
 
     def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
@@ -85,7 +85,7 @@ def _blocks(rest: str, corruption: Corruption | None) -> Plan:
     return visits
 
 
-def _mixture(rest: str, corruption: Corruption | None) -> Plan:
+def _mixture(rest: str, corruption: Corruption | None) -> StreamPlan:
     if "," not in rest:
         raise ConfigError("a mixture needs two domains or more; write mixture:contrast:4,fog:3,none")
     domains = [_domain(part) for part in rest.split(",")]
@@ -97,7 +97,7 @@ def _mixture(rest: str, corruption: Corruption | None) -> Plan:
     return visits
 
 
-def _gradual(rest: str, corruption: Corruption | None) -> Plan:
+def _gradual(rest: str, corruption: Corruption | None) -> StreamPlan:
     levels = [None, *(Corruption(rest.strip(), severity) for severity in range(1, SEVERITIES + 1))]
 
     def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
@@ -108,7 +108,7 @@ def _gradual(rest: str, corruption: Corruption | None) -> Plan:
     return visits
 
 
-def _cycle(rest: str, corruption: Corruption | None) -> Plan:
+def _cycle(rest: str, corruption: Corruption | None) -> StreamPlan:
     names, _, severity = rest.partition("@")
     level = _number(severity, "the severity of cycle", CYCLE_SEVERITY)
     turns = [Corruption(name.strip(), level) for name in (names.split(",") if names else MAIN)]
@@ -117,7 +117,7 @@ def _cycle(rest: str, corruption: Corruption | None) -> Plan:
     return lambda images, labels, generator: [Visit(i, turn) for turn in turns for i in _shuffled(images, generator)]
 
 
-_ORDERS: dict[str, Callable[[str, Corruption | None], Plan]] = {
+_ORDERS: dict[str, Callable[[str, Corruption | None], StreamPlan]] = {
     "iid": _iid,
     "sorted": _sorted,
     "blocks": _blocks,

@@ -53,7 +53,7 @@ def list_groups() -> dict[str, list[str]]:
     return {**named, _CIFAR: [name for name in list_datasets() if name.startswith(f"{_CIFAR}/")]}
 
 
-def expand(names: Sequence[str]) -> list[str]:
+def expand_names(names: Sequence[str]) -> list[str]:
     """Groups and patterns such as `imagenet*` or `cifar100c/*/5` → names, each once, in the order given."""
     return list(dict.fromkeys(member for name in names for member in _members(name)))
 

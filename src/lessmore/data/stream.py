@@ -16,7 +16,7 @@ from PIL import Image
 
 from lessmore.data.corrupt import corrupt
 from lessmore.data.dataset import Dataset
-from lessmore.data.orders import Indices, Visit, plan
+from lessmore.data.orders import Indices, Visit, plan_stream
 from lessmore.errors import ConfigError, ImageError
 
 
@@ -70,7 +70,7 @@ def make_stream(
     limit: that many images, or a fraction below 1, in the proportions of the classes.
     corruption: such as `contrast:4`, for all images; goes with the orders that set none themselves.
     """
-    planned = plan(order, corruption)
+    planned = plan_stream(order, corruption)
     labels = np.asarray(dataset.labels, dtype=np.int64)
     chosen, note = _limited(labels, limit, dataset.name)
     visits = planned(chosen, labels, _generator(order, seed, dataset.name))

@@ -33,7 +33,7 @@ def _eager(method: str, setup: Setup) -> Method:
 def _cpu(method: str, setup: Setup) -> Method:
     from lessmore.engines import cpu
 
-    return cpu.build(method, setup)
+    return cpu.build_cpu(method, setup)
 
 
 def _graph(method: str, setup: Setup) -> Method:

@@ -68,7 +68,7 @@ class Stored(NamedTuple):
     """Of all entries of the class from then on, in slot order, as in `ClassEntries.origin`."""
 
 
-class Walk(NamedTuple):
+class AdmissionOutcome(NamedTuple):
     """What a chunk of images does to the reservoir."""
 
     stored: list[Stored]
@@ -76,7 +76,7 @@ class Walk(NamedTuple):
     """The first image that finds two entries in every class; beyond all numbers where there is none."""
 
 
-def evict(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: list[float]) -> int:
+def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: list[float]) -> int:
     """The slot of a full class that the newcomer takes, −1 where it goes itself: the rule of `eviction_scores`."""
     if strategy == "fifo":
         scores: list[float] = [-id, *(-i for i in shelf.ids)]
@@ -90,7 +90,7 @@ def evict(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: li
     return scores.index(max(scores)) - 1
 
 
-def walk(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals) -> Walk:
+def admit(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals) -> AdmissionOutcome:
     """What images do in their order, after `seen` others, to classes with up to M entries; the shelves follow."""
     stored: list[Stored] = []
     lacking = sum(len(shelf.keys) < 2 for shelf in shelves)
@@ -102,7 +102,7 @@ def walk(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int,
         near = [0.0] * len(shelf.keys) if images.near is None else images.near[i, shelf.origin].tolist()
         count = slot = len(shelf.keys)
         if count == M:
-            slot = evict(strategy, shelf, key, seen + i, near)
+            slot = leaving_slot(strategy, shelf, key, seen + i, near)
         if slot < 0:
             continue
         shelf.put(slot, key, seen + i, near, M + i)
@@ -110,4 +110,4 @@ def walk(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int,
         if slot == count == 1:
             lacking -= 1
             all_ready = all_ready if lacking else i + 1
-    return Walk(stored, all_ready)
+    return AdmissionOutcome(stored, all_ready)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lessmore.core.encoder import Encoded
 from lessmore.core.reservoir import class_mean
-from lessmore.core.scoring import Anchor, Candidates, Guide, anchor_cosines
+from lessmore.core.scoring import Anchor, AnchorProvider, Candidates, anchor_cosines
 
 
-class Found(NamedTuple):
+class NearestAnchors(NamedTuple):
     """The nearest class anchors of a batch."""
 
     label: Tensor
@@ -68,7 +68,7 @@ class Forecast(NamedTuple):
         A lead too small to be safe from rounding does not count: such an image is encoded again for certainty.
         """
         alike = torch.ones_like(self.ready[:, 0])
-        for (layer, label), token in zip(taken(encoded), used, strict=True):
+        for (layer, label), token in zip(anchors_taken(encoded), used, strict=True):
             summary = encoded.tokens[:, layer]
             found = look_up(summary, self.at(layer, summary))
             unsure = found.lead <= 64 * torch.finfo(found.lead.dtype).eps
@@ -77,17 +77,17 @@ class Forecast(NamedTuple):
         return alike
 
 
-def look_up(summary: Tensor, anchors: Candidates) -> Found:
+def look_up(summary: Tensor, anchors: Candidates) -> NearestAnchors:
     """The anchors nearest to summary tokens [B, D]: in a kernel on CUDA, else by plain functions."""
     if summary.is_cuda and summary.dtype != torch.float64 and importlib.util.find_spec("triton") is not None:
         from lessmore.engines.kernels import nearest_anchor as kernel
 
-        return Found(*kernel.look_up(summary, anchors))
+        return NearestAnchors(*kernel.fused_look_up(summary, anchors))
     cosine = anchor_cosines(summary, anchors)
     index = cosine.argmax(dim=1, keepdim=True)
     lead = cosine.gather(1, index).squeeze(1) - cosine.scatter(1, index, -torch.inf).amax(dim=1)
     index = index.squeeze(1)
-    return Found(torch.where(anchors.ready.any(dim=-1), index, -1), anchors.tokens(index), lead)
+    return NearestAnchors(torch.where(anchors.ready.any(dim=-1), index, -1), anchors.tokens(index), lead)
 
 
 def nearest(summary: Tensor, anchors: Candidates) -> Anchor:
@@ -96,11 +96,11 @@ def nearest(summary: Tensor, anchors: Candidates) -> Anchor:
     return Anchor(found.token.unsqueeze(1).to(summary.dtype), found.label)
 
 
-def used(encoded: Encoded, guide: Guide) -> list[Tensor]:
+def used(encoded: Encoded, guide: AnchorProvider) -> list[Tensor]:
     """The anchors [B, D] that the blocks of a batch took that was encoded with this guide."""
-    return [guide.at(i, encoded.tokens[:, i]).tokens(label.clamp_min(0)) for i, label in taken(encoded)]
+    return [guide.at(i, encoded.tokens[:, i]).tokens(label.clamp_min(0)) for i, label in anchors_taken(encoded)]
 
 
-def taken(encoded: Encoded) -> list[tuple[int, Tensor]]:
+def anchors_taken(encoded: Encoded) -> list[tuple[int, Tensor]]:
     """For each block that looked for an anchor: the layer it looked in, and the class it took or −1, [B]."""
     return [(step.block - 1, step.anchor) for step in encoded.steps if step.anchor is not None]

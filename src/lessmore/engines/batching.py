@@ -26,7 +26,7 @@ def padded(rows: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return [*rows, *[rows[-1]] * (fitting(sizes, len(rows)) - len(rows))]
 
 
-def take(begun: PrefixState, rows: Tensor) -> PrefixState:
+def take_rows(begun: PrefixState, rows: Tensor) -> PrefixState:
     """Some images of a batch that has been begun."""
     return PrefixState(begun.x[rows], [token[rows] for token in begun.summaries])
 

@@ -26,7 +26,7 @@ from lessmore.core.encoder import Encoded, PrefixState
 from lessmore.core.reservoir import ready_anchors, reliability
 from lessmore.engines import graph_unusable
 from lessmore.engines.anchor_prediction import Forecast, used
-from lessmore.engines.batching import Answers, copied, fitting, logits_of, outcome, padded, put_, take, tensors
+from lessmore.engines.batching import Answers, copied, fitting, logits_of, outcome, padded, put_, take_rows, tensors
 from lessmore.engines.capture import Record, Tape, capture
 from lessmore.engines.chunk_debias import Centred, followed, observed
 from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide, forecast, store_
@@ -234,7 +234,7 @@ class Chunk:
     def _repeated(self, opened: Opened, forecast: Forecast, rows: Tensor, source: Tensor) -> Opened:
         """rows: the images encoded again, filled up, [B]; source: for each of the chunk its place there or −1, [P]."""
         found = forecast.to(rows, source)
-        part = self.rest(take(opened.begun, rows), found)
+        part = self.rest(take_rows(opened.begun, rows), found)
         put_([*tensors(opened.encoded), *opened.used], source, [*tensors(part), *used(part, found)])
         return opened
 

@@ -20,7 +20,7 @@ from lessmore.core.correction import class_scores, correct
 from lessmore.core.encoder import Encoded
 from lessmore.core.reservoir import Reservoir, class_mean
 from lessmore.core.token_mean import cosine
-from lessmore.engines.admission import Arrivals, ClassEntries, walk
+from lessmore.engines.admission import Arrivals, ClassEntries, admit
 from lessmore.engines.anchor_prediction import Forecast
 from lessmore.engines.chunk_debias import Centred
 
@@ -94,7 +94,7 @@ def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> A
         return admit_on_host(state, chunk_inputs, config)
     from lessmore.engines.kernels import admission as kernel
 
-    slot, counts, held, ready = kernel.walk(state, config.strategy, *chunk_inputs)
+    slot, counts, held, ready = kernel.fused_admit(state, config.strategy, *chunk_inputs)
     return Admissions(chunk_inputs.label, slot, counts, held, ready.amax())
 
 
@@ -103,7 +103,7 @@ def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptatio
     (C, M), P = state.ids.shape, len(chunk_inputs.label)
     near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
     newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
-    stored, all_ready = walk(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
+    stored, all_ready = admit(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
     table = np.zeros((P, 2 + M), dtype=np.int64)
     table[:, 0], table[:, 2:] = -1, C * M + P
     for image, label, slot, origins in stored:

@@ -38,16 +38,16 @@ _FUSED = {
 _PACKED: WeakKeyDictionary[ViT, dict[torch.dtype, ViT]] = WeakKeyDictionary()
 
 
-def build(method: str, setup: Setup, bfloat16: bool = False) -> Method:
+def build_cpu(method: str, setup: Setup, bfloat16: bool = False) -> Method:
     """The named method on the packed tower; one that needs gradients gets the tower as it is."""
     limit_threads()
     plain = make(method, setup)
     if plain.facts.needs_gradients:
         return plain
-    return UnitTCA(prepare(setup, bfloat16)) if type(plain) is TCA else make(method, prepare(setup, bfloat16))
+    return UnitTCA(packed_setup(setup, bfloat16)) if type(plain) is TCA else make(method, packed_setup(setup, bfloat16))
 
 
-def prepare(setup: Setup, bfloat16: bool = False) -> Setup:
+def packed_setup(setup: Setup, bfloat16: bool = False) -> Setup:
     """The setup with its tower packed; the tower given stays as it is, and shares all weights that are not packed."""
     vision = setup.vision
     if vision.positions.device.type != "cpu":
@@ -56,7 +56,7 @@ def prepare(setup: Setup, bfloat16: bool = False) -> Setup:
         raise ConfigError("this processor has no bfloat16 instructions; use engine='cpu', which stays in float32")
     dtype, known = torch.bfloat16 if bfloat16 else vision.positions.dtype, _PACKED.setdefault(vision, {})
     if dtype not in known:
-        known[dtype] = pack(vision, dtype)
+        known[dtype] = pack_tower(vision, dtype)
     return replace(setup, vision=known[dtype])
 
 
@@ -97,7 +97,7 @@ class LastBlock(Block):
         return self.add_mlp(self.add_attention(x[:, :1], self.attn.combine(heads)))
 
 
-def pack(vision: ViT, dtype: torch.dtype) -> ViT:
+def pack_tower(vision: ViT, dtype: torch.dtype) -> ViT:
     """A tower with the same answers: linear layers packed where they can be, nothing computed that is not read."""
     shape = vision.shape
     with torch.device("meta"):

@@ -45,7 +45,7 @@ class UnitTCA(TCA):
         counted = self.reservoir.ids >= 0
         if adaptation.exclude_own:
             counted &= self.reservoir.ids != delta.id
-        middle, trust = reservoir.known(delta, adaptation)
+        middle, trust = reservoir.correction_context(delta, adaptation)
         scores = class_scores(self._affinities(tokens, middle), counted, adaptation)
         if adaptation.order == "predict_first":
             self._let_in(delta)

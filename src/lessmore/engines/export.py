@@ -4,7 +4,7 @@
     step = lessmore.engines.export.load("step.onnx")
     scores, zero_shot = step(pixels)                    # [1, 3, H, W] → [C], [C]; the state goes along
 
-The state is the reservoir, tensor by tensor under the names of `lessmore.core.reservoir.Reservoir`; docs/export.md shows the
+The state is the reservoir, tensor by tensor under the names of `core.reservoir.Reservoir`; docs/export.md shows the
 loop without this package.
 """
 
@@ -32,7 +32,7 @@ _FACTS = "lessmore.json"
 State = dict[str, Tensor]
 
 
-class Step(nn.Module):
+class ExportableStep(nn.Module):
     """`lessmore.methods.tca.step` with the model and the class embeddings as its weights."""
 
     text: Tensor
@@ -71,7 +71,7 @@ class Exported:
         self.state = dict(self._start)
 
 
-def save(adapter: Adapter, path: str | Path) -> None:
+def save_step(adapter: Adapter, path: str | Path) -> None:
     """Write the adapter's step to a .pt2 (torch.export) or .onnx file; it starts with an empty reservoir."""
     path = Path(path)
     if path.suffix not in ENDINGS:
@@ -87,7 +87,7 @@ def save(adapter: Adapter, path: str | Path) -> None:
             file.write(_onnx_bytes(program, facts))
 
 
-def load(path: str | Path) -> Exported:
+def load_step(path: str | Path) -> Exported:
     """A file of `save`, on the CPU. A .pt2 file can run code of its maker's choosing: load only what you trust."""
     path = Path(path)
     if not path.is_file():
@@ -105,7 +105,7 @@ def program_of(adapter: Adapter) -> torch.export.ExportedProgram:
     method = TCA(adapter._setup)
     side = adapter.vlm.vision.shape.image_size
     pixels = torch.zeros(1, 3, side, side, dtype=adapter.vlm.dtype, device=adapter.vlm.device)
-    return torch.export.export(Step(method).eval(), (pixels, method.reservoir._asdict()), strict=False)
+    return torch.export.export(ExportableStep(method).eval(), (pixels, method.reservoir._asdict()), strict=False)
 
 
 def _load_pt2(path: Path) -> Exported:

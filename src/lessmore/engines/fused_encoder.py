@@ -15,11 +15,11 @@ from lessmore.config import Condensation
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import Encoded, PrefixState
-from lessmore.core.scoring import Anchor, Guide
+from lessmore.core.scoring import Anchor, AnchorProvider
 from lessmore.core.vit import Block, ViT
 from lessmore.engines.anchor_prediction import nearest
 from lessmore.engines.kernels.attention import attention, faster, scores
-from lessmore.engines.kernels.condense import condense
+from lessmore.engines.kernels.condense import fused_condense
 from lessmore.engines.kernels.elementwise import activation, add_norm, embed, unfold
 
 
@@ -38,7 +38,7 @@ class Flow(NamedTuple):
         return self.x if self.delta is None else self.x + self.delta
 
 
-class Done(NamedTuple):
+class FusedBlock(NamedTuple):
     """A block that has condensed."""
 
     flow: Flow
@@ -67,7 +67,7 @@ class Batched:
             summaries.append(flow.summary())
         return PrefixState(flow.whole(), summaries)
 
-    def resume(self, begun: PrefixState, guide: Guide | None = None) -> Encoded:
+    def resume(self, begun: PrefixState, guide: AnchorProvider | None = None) -> Encoded:
         """From there on; may be repeated with other anchors."""
         flow, size, summaries = Flow(begun.x, None), None, list(begun.summaries)
         steps: list[Step] = []
@@ -116,12 +116,12 @@ class Batched:
     def _block(self, block: Block, flow: Flow, size: Tensor | None = None) -> Flow:
         return self._mlp(block, self._attend(block, flow, size)[0])
 
-    def _condensing(self, block: Block, flow: Flow, size: Tensor | None, stage: Stage) -> Done:
+    def _condensing(self, block: Block, flow: Flow, size: Tensor | None, stage: Stage) -> FusedBlock:
         """A block that condenses by its class token's row."""
         flow, qkv = self._attend(block, flow, size)
         return self._condensed(block, flow, size, *scores(qkv, block.attn.heads, self.ranked, size=size), stage)
 
-    def _guided(self, block: Block, flow: Flow, size: Tensor | None, anchor: Anchor, stage: Stage) -> Done:
+    def _guided(self, block: Block, flow: Flow, size: Tensor | None, anchor: Anchor, stage: Stage) -> FusedBlock:
         """The same with anchors; they stand before the class token, seen where there is one and it is asked for."""
         x, normed = add_norm(*flow, block.norm1, anchor.token)
         qkv, heads, label = block.attn.qkv(normed), block.attn.heads, anchor.label.int()
@@ -133,7 +133,7 @@ class Batched:
 
     def _condensed(
         self, block: Block, flow: Flow, size: Tensor | None, found: Tensor, ranks: Tensor | None, stage: Stage
-    ) -> Done:
+    ) -> FusedBlock:
         """From the attention half to the end of a block, by scores and ranks [B, H, n] of its patches."""
         x, n = flow.x, stage.patches
         B, D = len(x), x.shape[2]
@@ -142,5 +142,5 @@ class Batched:
         order = torch.empty(B, n, dtype=torch.int32, device=x.device)
         target, ticket = order.new_empty(B, n, dtype=torch.int64), order.new_zeros(B)
         carried = found.new_empty(B, stage.out) if self.config.proportional else None
-        condense(x, y, sums, found, ranks, order, target, ticket, stage, self.config, flow.delta, size, carried)
-        return Done(self._mlp(block, Flow(y, None)), target, carried)
+        fused_condense(x, y, sums, found, ranks, order, target, ticket, stage, self.config, flow.delta, size, carried)
+        return FusedBlock(self._mlp(block, Flow(y, None)), target, carried)

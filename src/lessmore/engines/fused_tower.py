@@ -17,10 +17,10 @@ from lessmore.core.condense.source import Step
 from lessmore.core.reservoir import Reservoir
 from lessmore.core.vit import Block, ViT
 from lessmore.engines.kernels.attention import attention
-from lessmore.engines.kernels.condense import condense
+from lessmore.engines.kernels.condense import fused_condense
 from lessmore.engines.kernels.elementwise import embed, unfold
-from lessmore.engines.kernels.linear import CODES, Packed, Sums, linear, pack, parts
-from lessmore.engines.kernels.reservoir import Search, nearest
+from lessmore.engines.kernels.linear import CODES, Packed, Sums, linear, pack_weights, parts
+from lessmore.engines.kernels.reservoir import Search, fused_nearest
 
 
 class PackedBlock(NamedTuple):
@@ -32,7 +32,7 @@ class PackedBlock(NamedTuple):
     down: Packed
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """Where a block writes; the residual stream of every block stays, so its summary token can be read later."""
 
     qkv: Tensor
@@ -74,7 +74,7 @@ def _scored(heads: int, stage: Stage, sized: bool, device: torch.device) -> Scor
     return Scored(scores, ranks, order, target, label, ticket, size)
 
 
-def unsupported(vit: ViT, config: Condensation) -> str | None:
+def cannot_fuse(vit: ViT, config: Condensation) -> str | None:
     """Why the kernels cannot run this tower; None where they can."""
     shape = vit.shape
     head = shape.blocks.width // shape.blocks.heads
@@ -104,9 +104,9 @@ class FusedTower:
         flat.weight = nn.Parameter(conv.weight.detach().flatten(1), requires_grad=False)
         if conv.bias is not None:
             flat.bias = nn.Parameter(conv.bias.detach(), requires_grad=False)
-        self.patch = pack(flat)
+        self.patch = pack_weights(flat)
         self.blocks = [_packed(block) for block in vit.blocks if isinstance(block, Block)]
-        self.pooled = pack(vit.projection, vit.norm_post) if isinstance(vit.projection, nn.Linear) else None
+        self.pooled = pack_weights(vit.projection, vit.norm_post) if isinstance(vit.projection, nn.Linear) else None
         self._allocate(C)
 
     def _allocate(self, C: int) -> None:
@@ -117,7 +117,7 @@ class FusedTower:
         self.start, self.start_sums, self.feature = new(1, N, D), _sums(N, 1, like.device), new(1, shape.embed)
         streams = new(len(self.plan), N, D)
         self.tokens = streams[:, slot]
-        self.places: list[Place] = []
+        self.places: list[StreamPlace] = []
         self.scored: list[Scored | None] = []
         for i, stage in enumerate(self.plan):
             qkv, heads, attended = new(1, N, 3 * D), new(1, N, D), new(1, N, D)
@@ -129,7 +129,9 @@ class FusedTower:
                 N = 1 + slot + stage.out
                 condensed, condensed_sums = new(1, N, D), _sums(N, 1, like.device)
             last = streams[i : i + 1, :N], _sums(N, parts(N, D, mlp), like.device)
-            self.places.append(Place(qkv, heads, attended, sums, condensed, condensed_sums, new(1, N, mlp), *last))
+            self.places.append(
+                StreamPlace(qkv, heads, attended, sums, condensed, condensed_sums, new(1, N, mlp), *last)
+            )
         self.search = Search.of(1, C, like.device) if self.guided else None
 
     def forward(self, pixels: Tensor, state: Reservoir | None = None, ready: Ready = "class") -> Tensor:
@@ -158,7 +160,7 @@ class FusedTower:
         ahead = self.blocks[i + 1].qkv if i + 1 < len(self.blocks) else self.pooled
         label = None
         if scored is not None and state is not None and self.search is not None and i > 0:
-            label = nearest(x, sums, state, i - 1, ready == "all", scored.label, self.search)
+            label = fused_nearest(x, sums, state, i - 1, ready == "all", scored.label, self.search)
         linear(x[0], packed.qkv, place.qkv[0], sums=sums, ahead=packed.out)
         if scored is None or stage is None:
             attention(place.qkv, place.heads, heads, self.guided, size=size)
@@ -170,7 +172,7 @@ class FusedTower:
             )  # fmt: skip
         linear(place.heads[0], packed.out, place.attended[0], residual=x[0], emit=place.attended_sums, ahead=packed.up)
         if scored is not None and stage is not None:
-            condense(
+            fused_condense(
                 place.attended, place.condensed, place.condensed_sums, scored.scores, ranks, scored.order,
                 scored.target, scored.ticket, stage, config, None, size, scored.size,
             )  # fmt: skip
@@ -197,8 +199,8 @@ class FusedTower:
 
 def _packed(block: Block) -> PackedBlock:
     return PackedBlock(
-        pack(block.attn.qkv, block.norm1),
-        pack(block.attn.out, scale=block.scale1),
-        pack(block.mlp.up, block.norm2),
-        pack(block.mlp.down, scale=block.scale2),
+        pack_weights(block.attn.qkv, block.norm1),
+        pack_weights(block.attn.out, scale=block.scale1),
+        pack_weights(block.mlp.up, block.norm2),
+        pack_weights(block.mlp.down, scale=block.scale2),
     )

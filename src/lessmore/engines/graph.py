@@ -20,7 +20,7 @@ from lessmore.engines.capture import capture
 from lessmore.engines.chunk_debias import LARGEST
 from lessmore.engines.kernels.debias import scan
 from lessmore.engines.kernels.elementwise import logits
-from lessmore.engines.kernels.reservoir import Sample, affinities, settle
+from lessmore.engines.kernels.reservoir import StepBuffers, fused_affinities, fused_settle
 from lessmore.engines.kernels.token_mean import follow
 from lessmore.methods.registry import Outcome
 from lessmore.methods.tca import TCA
@@ -103,7 +103,7 @@ class Fused:
         self.text = setup.text.float().contiguous()
         device, E = self.text.device, setup.vision.shape.embed
         M = method.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
-        self.sample = Sample.of(C, M, device)
+        self.sample = StepBuffers.of(C, M, device)
         self.logits, self.feature = torch.zeros(1, C, device=device), torch.zeros(1, E, device=device)
         self.believed, self.lean = torch.zeros_like(self.logits), setup.lean.float()
         self.trust = torch.zeros_like(self.logits)
@@ -132,10 +132,10 @@ class Fused:
                 believed = scan(self.logits, self.lean, self.one, centre, self.believed, *centre, trust, doubt)
             place = state.middle, state.middle, self.sums
             middle = follow(tokens[None], self.feature, self.one, state.step, *place)
-        affinities(tokens, method.weights, state.anchors, self.sample.affinity, middle, self.sums)
+        fused_affinities(tokens, method.weights, state.anchors, self.sample.affinity, middle, self.sums)
         if trust is not None and self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
-        settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample, trust)
+        fused_settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample, trust)
 
     def outcome(self) -> Outcome:
         """Copies of the last results."""
@@ -161,4 +161,4 @@ def _fused(method: TCA | ZeroShot) -> Fused | None:
     setup = method.setup
     if isinstance(method, TCA) and setup.preset.adaptation.centre != "off" and len(setup.text) > LARGEST:
         return None
-    return None if fused_tower.unsupported(setup.vision, setup.preset.condensation) else Fused(method)
+    return None if fused_tower.cannot_fuse(setup.vision, setup.preset.condensation) else Fused(method)

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from lessmore.config import Ready
 from lessmore.core.correction import affinities, class_scores, correct
-from lessmore.core.reservoir import Delta, Reservoir, centred, class_mean, clone, known, propose, ready_anchors
+from lessmore.core.reservoir import (
+    Delta,
+    Reservoir,
+    centred,
+    class_mean,
+    clone,
+    correction_context,
+    propose,
+    ready_anchors,
+)
 from lessmore.core.scoring import Anchors
 from lessmore.engines.batching import copied, logits_of, outcome, split
 from lessmore.engines.capture import capture
@@ -39,10 +48,10 @@ def affinities_of(tokens: Tensor, state: Reservoir, weights: Tensor, middle: Ten
     from lessmore.engines.kernels import reservoir
 
     sums = None if middle is None else reservoir.own_sums(tokens, middle)
-    return reservoir.affinities(tokens, weights, state.anchors, weights.new_empty(state.ids.shape), middle, sums)
+    return reservoir.fused_affinities(tokens, weights, state.anchors, weights.new_empty(state.ids.shape), middle, sums)
 
 
-def apply_(state: Reservoir, delta: Delta) -> None:
+def apply_each_(state: Reservoir, delta: Delta) -> None:
     """`reservoir.apply_` for S reservoirs and a delta of each, all tensors with S in front."""
     stream, label, slot = torch.arange(len(delta.label), device=delta.label.device), delta.label, delta.slot
     place = stream, label, slot.clamp_min(0)
@@ -132,14 +141,14 @@ class Multi:
             state, encoded.tokens, encoded.feature, believed, adaptation
         )._replace(centre=centre, course=course)
         if adaptation.order == "update_first":
-            apply_(state, delta)
+            apply_each_(state, delta)
         counted = state.ids >= 0
         if adaptation.exclude_own:
             counted &= state.ids != delta.id[:, None, None]
-        middle, trust = known(delta, adaptation)
+        middle, trust = correction_context(delta, adaptation)
         scores = class_scores(affinities_of(encoded.tokens, state, self.weights, middle), counted, adaptation)
         if adaptation.order == "predict_first":
-            apply_(state, delta)
+            apply_each_(state, delta)
         return outcome(logits, correct(believed, scores, adaptation, trust), delta.slot >= 0, encoded.steps, self.setup)
 
     def reset(self, stream: int | None = None) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lessmore.config import Condensation
 from lessmore.core.encoder import Encoded, PrefixState, begin, resume
-from lessmore.core.scoring import Guide
+from lessmore.core.scoring import AnchorProvider
 from lessmore.core.vit import ViT
 
 Prefix = Callable[[Tensor], PrefixState]
 """Pixels [B, 3, H, W] up to the first condensing block, as `encoder.begin`."""
-Rest = Callable[[PrefixState, Guide | None], Encoded]
+Rest = Callable[[PrefixState, AnchorProvider | None], Encoded]
 """From there on, as `encoder.resume`."""
 
 
@@ -24,7 +24,7 @@ def halves(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
     if vit.positions.is_cuda and importlib.util.find_spec("triton") is not None:
         from lessmore.engines import fused_encoder, fused_tower
 
-        if fused_tower.unsupported(vit, config) is None:
+        if fused_tower.cannot_fuse(vit, config) is None:
             fused = fused_encoder.Batched(vit, config)
             return fused.begin, fused.resume
     return partial(begin, vit, config=config), lambda begun, anchors: resume(vit, begun, config, anchors)

@@ -32,7 +32,7 @@ SCHEMA = "lessmore.encodings/1"
 _SHARD = 64  # images: what a killed run has to encode again at most
 
 
-class Entry(NamedTuple):
+class CachedEncoding(NamedTuple):
     """One image, encoded."""
 
     encoded: Encoded
@@ -69,7 +69,7 @@ class Shards:
         self.folder = folder
         self.tokens = tokens
         self._place: dict[str, tuple[Path, int]] = {}
-        self._new: dict[str, Entry] = {}
+        self._new: dict[str, CachedEncoding] = {}
         self._open: Callable[[Path], Any] = functools.lru_cache(maxsize=64)(lambda path: safe_open(path, "pt"))
         for path in sorted(folder.glob("*.safetensors")) if folder else ():
             self._place.update((name, (path, row)) for row, name in enumerate(self._ids(path)))
@@ -86,7 +86,7 @@ class Shards:
     def __contains__(self, name: str) -> bool:
         return name in self._place or name in self._new
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> CachedEncoding | None:
         """The encoding of an image, on the CPU."""
         if name in self._new or name not in self._place:
             return self._new.get(name)
@@ -96,18 +96,18 @@ class Shards:
         except (SafetensorError, OSError):
             return None
 
-    def _read(self, path: Path, row: int) -> Entry:
+    def _read(self, path: Path, row: int) -> CachedEncoding:
         shard = self._open(path)
         # Cloned, because where a tensor lies in memory may decide how a product of it is rounded.
         feature = shard.get_slice("feature")[row : row + 1].clone()
         tokens = shard.get_slice("tokens")[row : row + 1].clone() if self.tokens else feature.new_empty(1, 0, 0)
-        return Entry(Encoded(feature, tokens, []), int(shard.get_slice("kept")[row : row + 1]))
+        return CachedEncoding(Encoded(feature, tokens, []), int(shard.get_slice("kept")[row : row + 1]))
 
-    def put(self, name: str, entry: Entry) -> None:
+    def put(self, name: str, entry: CachedEncoding) -> None:
         """Add an encoding; it is on the disk after a few dozen more, or after `flush`."""
         feature, tokens, _ = entry.encoded
         tokens = tokens.cpu() if self.tokens else feature.new_empty(1, 0, 0, device="cpu")
-        self._new[name] = Entry(Encoded(feature.cpu(), tokens, []), entry.kept)
+        self._new[name] = CachedEncoding(Encoded(feature.cpu(), tokens, []), entry.kept)
         if len(self._new) >= _SHARD:
             self.flush()
 
@@ -142,17 +142,17 @@ class CachedEncoder:
         self.condensation = condensation
         self.shards = shards
 
-    def __call__(self, name: str, pixels: Callable[[], Tensor]) -> tuple[Entry, bool]:
+    def __call__(self, name: str, pixels: Callable[[], Tensor]) -> tuple[CachedEncoding, bool]:
         """The encoding on the tower's device, and whether it was made just now from pixels() [1, 3, H, W]."""
         stored = self.shards.get(name)
         if stored is not None:
             return self._placed(stored), False
         encoded = encode(self.vision, pixels(), self.condensation)
-        entry = Entry(encoded, tokens_left(self.vision, encoded.steps))
+        entry = CachedEncoding(encoded, tokens_left(self.vision, encoded.steps))
         self.shards.put(name, entry)
         return entry, True
 
-    def _placed(self, entry: Entry) -> Entry:
+    def _placed(self, entry: CachedEncoding) -> CachedEncoding:
         device = self.vision.positions.device
         feature, tokens, steps = entry.encoded
-        return Entry(Encoded(feature.to(device), tokens.to(device), steps), entry.kept)
+        return CachedEncoding(Encoded(feature.to(device), tokens.to(device), steps), entry.kept)

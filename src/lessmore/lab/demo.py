@@ -26,7 +26,7 @@ from lessmore.assets import shifts, world
 from lessmore.core.condense.source import SourceMap
 from lessmore.errors import LessmoreError
 from lessmore.lab.report import tokens
-from lessmore.lab.report.page import Exhibit, Panel
+from lessmore.lab.report.page import Exhibit, TokenPanel
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
 
@@ -44,7 +44,7 @@ GALLERY = {"fixed": 1, "broken": 1, "right": 1}
 _WINDOW = 40  # images between two copies of TCA's memory, from which the gallery's pictures are made
 
 
-class Contender(NamedTuple):
+class DemoContender(NamedTuple):
     """One line of the table."""
 
     name: str
@@ -54,14 +54,14 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = (
-    Contender("zero-shot", "zeroshot", "none", 1.0),
-    Contender("EViT", "zeroshot", "evit", 0.9),
-    Contender("TCA", "tca", "tca", 0.9),
+    DemoContender("zero-shot", "zeroshot", "none", 1.0),
+    DemoContender("EViT", "zeroshot", "evit", 0.9),
+    DemoContender("TCA", "tca", "tca", 0.9),
 )
 BASELINE, OURS = "zero-shot", "TCA"
 
 
-class Job(NamedTuple):
+class DemoJob(NamedTuple):
     """One stream."""
 
     model: str
@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stream:
+class DemoStream:
     """What came of one stream of n images."""
 
     title: str
@@ -96,9 +96,9 @@ class Stream:
         return np.asarray(self.answers[name] == self.labels, dtype=np.float64)
 
 
-Tick = tuple[str, int, dict[str, float]]
+DemoTick = tuple[str, int, dict[str, float]]
 """Stream, images done, running accuracy by contender."""
-Ticker = Callable[[Tick], None]
+Ticker = Callable[[DemoTick], None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Result:
     vlm: VLM
     classes: list[str]
     seed: int
-    streams: list[Stream]
+    streams: list[DemoStream]
     workers: int
     seconds: float
 
@@ -123,22 +123,22 @@ def run(
     """Stream all shifts; workers: processes, by default one per core. The answers do not depend on their number."""
     start = time.monotonic()
     vlm = load(model)
-    jobs = [Job(model, kind, severity, images, seed + i) for i, (kind, severity) in enumerate(SHIFTS)]
+    jobs = [DemoJob(model, kind, severity, images, seed + i) for i, (kind, severity) in enumerate(SHIFTS)]
     workers = min(len(jobs), _cores() if workers is None else workers)
     streams = [stream(job, vlm, tick) for job in jobs] if workers == 1 else _in_parallel(jobs, workers, tick)
-    return Result(vlm, class_names(), seed, streams, workers, time.monotonic() - start)
+    return Result(vlm, demo_class_names(), seed, streams, workers, time.monotonic() - start)
 
 
-def class_names() -> list[str]:
+def demo_class_names() -> list[str]:
     """The demo's classes, half of them combinations that no training image showed."""
-    return world.class_names(world.test_classes(CLASSES, CLASS_SEED))
+    return world.world_class_names(world.test_classes(CLASSES, CLASS_SEED))
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_parallel(jobs: list[Job], workers: int, tick: Ticker) -> list[Stream]:
+def _in_parallel(jobs: list[DemoJob], workers: int, tick: Ticker) -> list[DemoStream]:
     """Share the streams out among processes, one thread each: at batch 1 that uses the cores best."""
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     messages = context.Queue()
@@ -146,10 +146,10 @@ def _in_parallel(jobs: list[Job], workers: int, tick: Ticker) -> list[Stream]:
     for process in processes:
         process.start()
     try:
-        done: dict[str, Stream] = {}
+        done: dict[str, DemoStream] = {}
         while len(done) < len(jobs):
             message = _next(messages, processes)
-            if isinstance(message, Stream):
+            if isinstance(message, DemoStream):
                 done[message.title] = message
             else:
                 tick(message)
@@ -170,7 +170,7 @@ def _next(messages: Any, processes: list[Any]) -> Any:
                 raise LessmoreError("a worker of the demo died; try again with --workers 1 to see why") from None
 
 
-def _work(jobs: list[Job], messages: Any) -> None:
+def _work(jobs: list[DemoJob], messages: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everyone; the parent decides
     torch.set_num_threads(1)
     vlm = load(jobs[0].model)
@@ -178,9 +178,9 @@ def _work(jobs: list[Job], messages: Any) -> None:
         messages.put(stream(job, vlm, messages.put))
 
 
-def stream(job: Job, vlm: VLM, tick: Ticker) -> Stream:
+def stream(job: DemoJob, vlm: VLM, tick: Ticker) -> DemoStream:
     """One stream through every contender."""
-    race = Race(job, vlm)
+    race = Comparison(job, vlm)
     exhibits: list[Exhibit] = []
     missing = dict(GALLERY)
     for start in range(0, job.images, _WINDOW):
@@ -193,13 +193,13 @@ def stream(job: Job, vlm: VLM, tick: Ticker) -> Stream:
             exhibits += race.exhibits(fork, window, missing)
     order = list(GALLERY)
     exhibits.sort(key=lambda exhibit: order.index(exhibit.verdict))
-    return Stream(job.title, race.labels, race.answers, race.ms, race.before, exhibits)
+    return DemoStream(job.title, race.labels, race.answers, race.ms, race.before, exhibits)
 
 
-class Race:
+class Comparison:
     """The contenders on one stream, image by image."""
 
-    def __init__(self, job: Job, vlm: VLM) -> None:
+    def __init__(self, job: DemoJob, vlm: VLM) -> None:
         self.job = job
         self.pictures, self.labels = _pictures(job)
         self.pixels = [vlm.preprocess(picture) for picture in self.pictures]
@@ -243,7 +243,7 @@ class Race:
         before = self.adapters[BASELINE](self.pixels[i])
         seen = tokens.as_seen(self.pictures[i], fork.vlm)
         truth = fork.classes[self.labels[i]]
-        panels = [Panel(tokens.data_uri(seen), "original", f"{truth}, {self.job.title}")]
+        panels = [TokenPanel(tokens.data_uri(seen), "original", f"{truth}, {self.job.title}")]
         if prediction.trace is not None:
             panels += _panels(seen, prediction.trace)
         return Exhibit(verdict, self.job.title, truth, _answer(before), _answer(prediction), panels)
@@ -253,16 +253,16 @@ def _answer(prediction: Prediction) -> str:
     return f"{prediction.label} {float(prediction.scores[prediction.index]):.2f}"
 
 
-def _pictures(job: Job) -> tuple[list[Image.Image], NDArray[np.int64]]:
+def _pictures(job: DemoJob) -> tuple[list[Image.Image], NDArray[np.int64]]:
     """The images, drawn all at once, and their labels [n]."""
-    scene = world.sample(job.images, job.seed, world.test_classes(CLASSES, CLASS_SEED))
+    scene = world.world_sample(job.images, job.seed, world.test_classes(CLASSES, CLASS_SEED))
     parts = [shifts.draw_shifted(scene[i : i + 200], job.shift, job.severity)[0] for i in range(0, len(scene), 200)]
     return [tokens.as_picture(image) for part in parts for image in part], scene.index.numpy()
 
 
-def _adapter(vlm: VLM, contender: Contender) -> Adapter:
+def _adapter(vlm: VLM, contender: DemoContender) -> Adapter:
     _, method, reducer, R = contender
-    return adapt(vlm, class_names(), method=method, reducer=reducer, preset=PRESET, R=R, cache=False)
+    return adapt(vlm, demo_class_names(), method=method, reducer=reducer, preset=PRESET, R=R, cache=False)
 
 
 def kind(label: np.int64, before: np.int64, after: np.int64) -> str:
@@ -272,9 +272,9 @@ def kind(label: np.int64, before: np.int64, after: np.int64) -> str:
     return "fixed" if after == label else "wrong"
 
 
-def _panels(seen: Image.Image, trace: SourceMap) -> Iterator[Panel]:
+def _panels(seen: Image.Image, trace: SourceMap) -> Iterator[TokenPanel]:
     fates = trace.fate[0]
     for s, picture in enumerate(tokens.panels(seen, trace, side=seen.width)):
         kept, merged, pruned = (int((fates[s] == fate).sum()) for fate in range(3))
         alt = f"after block {trace.blocks[s]}: {kept} patches kept, {merged} merged, {pruned} pruned here"
-        yield Panel(tokens.data_uri(picture), f"block {trace.blocks[s]}: {int(trace.left[0, s])} tokens", alt)
+        yield TokenPanel(tokens.data_uri(picture), f"block {trace.blocks[s]}: {int(trace.left[0, s])} tokens", alt)

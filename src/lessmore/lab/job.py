@@ -109,7 +109,7 @@ class Job:
         return hashlib.sha256(f"{len(self.classes)} {tuple(ids.shape)}".encode() + ids.numpy().tobytes()).hexdigest()
 
 
-def prepare(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None = None) -> Job:
+def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None = None) -> Job:
     """Look everything up; model and data set are opened unless given."""
     settings = spec.settings()
     dataset = dataset or open_dataset(spec.dataset, None if spec.root is None else Path(spec.root))

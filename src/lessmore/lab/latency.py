@@ -60,7 +60,7 @@ def interleaved(
             yield times
 
 
-def measure(contenders: Contenders, rounds: int, device: torch.device | str = "cpu", warmup: int = 3) -> Times:
+def measure_latency(contenders: Contenders, rounds: int, device: torch.device | str = "cpu", warmup: int = 3) -> Times:
     """All rounds of `interleaved`."""
     times: Times = {name: [] for name in contenders}
     for times in interleaved(contenders, rounds, device, warmup):  # noqa: B007 (the last one is what we want)

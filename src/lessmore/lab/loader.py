@@ -59,7 +59,7 @@ def load_one(stream: Stream, preprocess: Transform, i: int) -> Loaded:
         return Loaded(i, None, " ".join(str(error).split()))
 
 
-def load(stream: Stream, preprocess: Transform, indices: Sequence[int], workers: int) -> Generator[Loaded]:
+def load_images(stream: Stream, preprocess: Transform, indices: Sequence[int], workers: int) -> Generator[Loaded]:
     """The samples in the order of `indices`; with workers = 0 each is made when it is asked for."""
     if not workers or not indices:
         yield from (load_one(stream, preprocess, i) for i in indices)

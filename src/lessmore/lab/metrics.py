@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lessmore.errors import ConfigError
 
-Row = Mapping[str, Any]
+MetricRow = Mapping[str, Any]
 Hits = NDArray[np.bool_]
 
 DRAWS = 10_000
@@ -21,7 +21,7 @@ BINS = 15
 WINDOWS = 20
 
 
-def metrics(rows: Sequence[Row]) -> dict[str, Any]:
+def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
     """Everything a summary says about a run's answers; `None` stands for what cannot be known without any."""
     answered = [row for row in rows if "error" not in row]
     right = np.array([row["prediction"] == row["label"] for row in answered], dtype=bool)
@@ -85,7 +85,7 @@ def over_time(right: Hits, plain: Hits) -> list[dict[str, float]]:
     return [{"seen": int(end), **_plain_accuracy(right[start:end], plain[start:end])} for start, end in pairwise(ends)]
 
 
-def _domains(rows: Sequence[Row], right: Hits, plain: Hits) -> dict[str, dict[str, float]]:
+def _domains(rows: Sequence[MetricRow], right: Hits, plain: Hits) -> dict[str, dict[str, float]]:
     """Accuracy by domain, for streams of more than one."""
     domain = np.array([row["domain"] for row in rows], dtype=object)
     names = list(dict.fromkeys(domain.tolist()))

@@ -16,15 +16,13 @@ from tqdm import tqdm
 
 from lessmore.data.dataset import Dataset
 from lessmore.lab import metrics, provenance
-from lessmore.lab.job import prepare
-from lessmore.lab.loader import Loaded, load
+from lessmore.lab.job import prepare_job
+from lessmore.lab.loader import Loaded, load_images
 from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.store import Row, Store, read_summary
-from lessmore.lab.summary import Summary, header, summary
+from lessmore.lab.store import SampleRow, Store, read_summary
+from lessmore.lab.summary import RunSummary, header, summarise_run
 from lessmore.models.vlm import VLM
-
-__all__ = ["Pace", "Summary", "run_one"]
 
 
 def run_one(
@@ -38,7 +36,7 @@ def run_one(
     stop: Callable[[], bool] = lambda: False,
     vlm: VLM | None = None,
     dataset: Dataset | None = None,
-) -> Summary | None:
+) -> RunSummary | None:
     """Do one run in its folder under `output`, or what is left of it, and return its summary.
 
     resume: go on where an earlier process was cut off, and leave a finished run alone; else start anew. cache: keep
@@ -47,7 +45,7 @@ def run_one(
     vlm, dataset: the model and data set that `spec` names, where they are open already.
     """
     metrics.require()
-    job = prepare(spec, vlm, dataset)
+    job = prepare_job(spec, vlm, dataset)
     folder = Path(output) / job.name
     done = read_summary(folder) if resume else None
     if done is not None:
@@ -59,14 +57,14 @@ def run_one(
         sampler = Sampler(job, cache)
         if begun.cursor:
             sampler.method.restore(begun.state)
-        if not _stream(sampler, store, begun.cursor, Pace(checkpoints), quiet, stop):
+        if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), quiet, stop):
             return None
-        found = summary(sampler, store, environment)
+        found = summarise_run(sampler, store, environment)
         store.finish(found)
     return found
 
 
-class Pace:
+class CheckpointPace:
     """Says when a checkpoint is due, so that all of them together take no more than a share of the time."""
 
     def __init__(self, share: float) -> None:
@@ -93,7 +91,9 @@ class Pace:
         self.spent += self._last
 
 
-def _stream(sampler: Sampler, store: Store, cursor: int, pace: Pace, quiet: bool, stop: Callable[[], bool]) -> bool:
+def _stream(
+    sampler: Sampler, store: Store, cursor: int, pace: CheckpointPace, quiet: bool, stop: Callable[[], bool]
+) -> bool:
     """Answer the samples from `cursor` on; False if stopped before the end."""
     total, stopped = len(sampler.job.stream), False
     with closing(_samples(sampler, cursor)) as samples, _Progress(store.rows(), total, quiet) as progress:
@@ -116,7 +116,7 @@ def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
     """Samples from `cursor` on; only those are loaded whose encodings are not in the cache."""
     job = sampler.job
     needed = [i for i in range(cursor, len(job.stream)) if not sampler.cached(i)]
-    with closing(load(job.stream, job.vlm.preprocess, needed, job.spec.workers)) as images:
+    with closing(load_images(job.stream, job.vlm.preprocess, needed, job.spec.workers)) as images:
         missing = set(needed)
         for i in range(cursor, len(job.stream)):
             yield next(images) if i in missing else Loaded(i, None, None)
@@ -125,7 +125,7 @@ def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
 class _Progress:
     """A bar with the running accuracy and gain; nothing where there is no terminal."""
 
-    def __init__(self, before: list[Row], total: int, quiet: bool) -> None:
+    def __init__(self, before: list[SampleRow], total: int, quiet: bool) -> None:
         self._right = self._plain = self._answered = 0
         self._bar = tqdm(total=total, initial=len(before), unit="image", disable=quiet or None)
         for row in before:
@@ -137,7 +137,7 @@ class _Progress:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
-    def count(self, row: Row) -> None:
+    def count(self, row: SampleRow) -> None:
         """Show one more sample."""
         self._add(row)
         if self._answered:
@@ -145,7 +145,7 @@ class _Progress:
             self._bar.set_postfix_str(f"accuracy {100 * accuracy:.1f}, gain {100 * gain:+.1f}", refresh=False)
         self._bar.update()
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: SampleRow) -> None:
         if "error" not in row:
             self._answered += 1
             self._right += row["prediction"] == row["label"]

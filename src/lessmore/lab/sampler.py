@@ -16,7 +16,7 @@ from lessmore.errors import ImageError, NonFiniteError
 from lessmore.lab.cache import CachedEncoder, Shards, cache_folder, effective, tokens_left
 from lessmore.lab.job import Job
 from lessmore.lab.loader import Loaded, load_one
-from lessmore.lab.store import Row
+from lessmore.lab.store import SampleRow
 from lessmore.methods import FromEncoded, FromViews, Outcome, make
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.to_pixels import to_pixels, to_views
@@ -53,7 +53,7 @@ class Sampler:
             self._own.shards.flush()
 
     @torch.no_grad()
-    def __call__(self, loaded: Loaded) -> tuple[Row, Row]:
+    def __call__(self, loaded: Loaded) -> tuple[SampleRow, SampleRow]:
         """The sample's row and its timing; one that cannot be answered gets a row with the reason."""
         i, stream = loaded.i, self.job.stream
         about = {"i": i, "id": stream.id(i), "label": stream.label(i), "domain": stream.visits[i].domain}
@@ -65,7 +65,7 @@ class Sampler:
             return {**about, "error": " ".join(str(error).split())}, {"i": i, "encoded": False}
         return {**about, **answer}, {"i": i, **timing}
 
-    def _answer(self, i: int, pixels: Callable[[], Tensor]) -> tuple[Row, Row]:
+    def _answer(self, i: int, pixels: Callable[[], Tensor]) -> tuple[SampleRow, SampleRow]:
         """Matched zero-shot is asked before the method, which must not learn from an image the model cannot read."""
         name, begun = self.job.stream.id(i), self._clock()
         entry, fresh = (None, True) if self._own is None else self._own(name, pixels)
@@ -113,7 +113,7 @@ class Sampler:
         return time.perf_counter()
 
 
-def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> Row:
+def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> SampleRow:
     """The answer as JSON; one that is not finite is replaced by matched zero-shot's, [C]."""
     scores, before = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
     refused = not bool(scores.isfinite().all() and before.isfinite().all())

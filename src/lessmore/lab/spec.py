@@ -11,10 +11,10 @@ import torch
 
 from lessmore.config import Preset
 from lessmore.config import preset as make_preset
-from lessmore.core.condense.registry import reducer as make_reducer
 from lessmore.core.condense.registry import reducer_for
-from lessmore.data.orders import plan
-from lessmore.data.registry import expand
+from lessmore.core.condense.registry import resolve_reducer as make_reducer
+from lessmore.data.orders import plan_stream
+from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import method_options, split_options
 
@@ -60,7 +60,7 @@ class RunSpec:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         if self.workers < 0:
             raise ConfigError(f"workers must be 0 or more, not {self.workers}")
-        plan(self.order, self.corruption)
+        plan_stream(self.order, self.corruption)
         self.settings()
         method_options(self.method, self.own_options())
 
@@ -87,7 +87,7 @@ def product(wishes: Mapping[str, Any]) -> list[RunSpec]:
             raise ConfigError(unknown("setting", name, known))
     axes = {name: _listed(wishes[name]) for name in AXES if name in wishes}
     if "dataset" in axes:
-        axes["dataset"] = expand(axes["dataset"])
+        axes["dataset"] = expand_names(axes["dataset"])
     if "corruption" in axes:
         axes["corruption"] = [None if value == "none" else value for value in axes["corruption"]]
     rest = {name: value for name, value in wishes.items() if name not in AXES}

@@ -28,7 +28,7 @@ from lessmore.errors import StateError
 from lessmore.storage import statefile
 from lessmore.storage.files import write_json
 
-Row = dict[str, Any]
+SampleRow = dict[str, Any]
 _NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
 
 
@@ -64,7 +64,7 @@ class Log:
             raise StateError(f"{path} is shorter than its checkpoint says; start this run anew with --overwrite")
         os.ftruncate(self._handle, keep)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: SampleRow) -> None:
         """Add one line."""
         line = (json.dumps(row) + "\n").encode()
         if os.write(self._handle, line) < len(line):
@@ -107,7 +107,7 @@ class Store:
                 getattr(self, log).close()
         self._lock.release()
 
-    def begin(self, header: Row, anew: bool) -> Checkpoint:
+    def begin(self, header: SampleRow, anew: bool) -> Checkpoint:
         """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on."""
         path = self.folder / "checkpoint.safetensors"
         with _writing(self.folder):
@@ -118,18 +118,18 @@ class Store:
                 left.unlink()
             if not (self.folder / "spec.json").exists():
                 write_json(self.folder / "spec.json", header)
-        state, facts = statefile.read(path, {"key": self.key}) if path.exists() else ({}, dict(_NOTHING))
+        state, facts = statefile.read_state(path, {"key": self.key}) if path.exists() else ({}, dict(_NOTHING))
         with _writing(self.folder):
             self._samples = Log(self.folder / "samples.jsonl", facts["samples"])
             self._timings = Log(self.folder / "timings.jsonl", facts["timings"])
         return Checkpoint(facts["cursor"], state)
 
-    def header(self) -> Row:
+    def header(self) -> SampleRow:
         """What spec.json says: as the run was begun."""
-        header: Row = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
+        header: SampleRow = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
         return header
 
-    def append(self, sample: Row, timing: Row) -> None:
+    def append(self, sample: SampleRow, timing: SampleRow) -> None:
         """Add one sample's lines."""
         with _writing(self.folder):
             self._samples.append(sample)
@@ -141,7 +141,7 @@ class Store:
         with _writing(self.folder):
             self._samples.sync()
             self._timings.sync()
-        statefile.write(self.folder / "checkpoint.safetensors", state, facts)
+        statefile.write_state(self.folder / "checkpoint.safetensors", state, facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, after which the run is done and its checkpoint no longer needed."""
@@ -151,12 +151,12 @@ class Store:
             write_json(self.folder / "summary.json", summary)
             (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
-    def rows(self, name: str = "samples.jsonl") -> list[Row]:
+    def rows(self, name: str = "samples.jsonl") -> list[SampleRow]:
         """The lines of a file, as far as they are written."""
         return read_rows(self.folder / name)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[SampleRow]:
     """The whole lines of a JSONL file; one that was cut off is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]

@@ -13,18 +13,18 @@ from lessmore.core.encoder import PLAIN
 from lessmore.lab import metrics, provenance
 from lessmore.lab.job import SCHEMA, Job
 from lessmore.lab.sampler import Sampler
-from lessmore.lab.store import Row, Store
+from lessmore.lab.store import SampleRow, Store
 
-Summary = dict[str, Any]
+RunSummary = dict[str, Any]
 
 
-def header(job: Job, environment: dict[str, Any]) -> Row:
+def header(job: Job, environment: dict[str, Any]) -> SampleRow:
     """What spec.json says, from the start of the run."""
     asked = {"schema": SCHEMA, "key": job.key, "spec": asdict(job.spec), "identity": job.identity}
     return {**asked, "classes": job.classes, "started": _now(), "environment": environment}
 
 
-def summary(sampler: Sampler, store: Store, environment: dict[str, Any]) -> Summary:
+def summarise_run(sampler: Sampler, store: Store, environment: dict[str, Any]) -> RunSummary:
     """What summary.json says; all but costs and provenance follows from the lines of samples.jsonl."""
     job, begun = sampler.job, store.header()
     dataset = job.stream.dataset
@@ -56,7 +56,7 @@ def summary(sampler: Sampler, store: Store, environment: dict[str, Any]) -> Summ
     }
 
 
-def _cost(sampler: Sampler, timings: list[Row]) -> dict[str, Any]:
+def _cost(sampler: Sampler, timings: list[SampleRow]) -> dict[str, Any]:
     """Multiply-accumulates and milliseconds of one image; times count only where the encoder really ran."""
     ms = [timing["ms"] for timing in timings if timing["encoded"]]
     low, high = np.quantile(ms, (0.5, 0.95)).tolist() if ms else (None, None)

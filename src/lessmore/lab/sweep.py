@@ -14,11 +14,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 import yaml
 
-from lessmore.data.orders import plan
+from lessmore.data.orders import plan_stream
 from lessmore.errors import ConfigError, LessmoreError, unknown
 from lessmore.lab.job import open_model
-from lessmore.lab.runner import Summary, run_one
+from lessmore.lab.runner import run_one
 from lessmore.lab.spec import AXES, RunSpec, product
+from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 from lessmore.models.vlm import VLM
 
@@ -28,7 +29,7 @@ _FIELDS = ("grid", "exclude", "cpus", "gpus")
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepGrid:
     """What a grid file asks for."""
 
     specs: tuple[RunSpec, ...]
@@ -39,15 +40,15 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRun:
     """What came of a run: its summary, or why there is none."""
 
     spec: RunSpec
-    summary: Summary | None
+    summary: RunSummary | None
     error: str = ""
 
 
-def read_grid(path: Path) -> Grid:
+def read_grid(path: Path) -> SweepGrid:
     """Read a YAML file such as this one:
 
     grid:                            # one mapping or a list of them; lists give every combination
@@ -71,11 +72,11 @@ def read_grid(path: Path) -> Grid:
     for name in content:
         if name not in _FIELDS:
             raise ConfigError(f"{path}: {unknown('key', str(name), _FIELDS)}")
-    specs = expand(_mappings(content["grid"], "grid"), _mappings(content.get("exclude") or [], "exclude"))
+    specs = expand_grid(_mappings(content["grid"], "grid"), _mappings(content.get("exclude") or [], "exclude"))
     cpus, gpus = content.get("cpus", 1), content.get("gpus", 0)
     if type(cpus) is not int or cpus < 1 or type(gpus) not in (int, float) or not 0 <= gpus < float("inf"):
         raise ConfigError(f"{path}: cpus must be a whole number from 1 and gpus a number from 0, not {cpus} and {gpus}")
-    return Grid(specs, cpus, gpus)
+    return SweepGrid(specs, cpus, gpus)
 
 
 def _mappings(value: Any, name: str) -> list[Mapping[str, Any]]:
@@ -85,7 +86,7 @@ def _mappings(value: Any, name: str) -> list[Mapping[str, Any]]:
     return values
 
 
-def expand(grids: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, Any]] = ()) -> tuple[RunSpec, ...]:
+def expand_grid(grids: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, Any]] = ()) -> tuple[RunSpec, ...]:
     """All runs of the grids, each once, checked as far as that is possible without a model or a data set."""
     left_out = [_listed(entry) for entry in exclude]
     specs: dict[str, RunSpec] = {}
@@ -129,7 +130,7 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 
 
 def _check(spec: RunSpec) -> None:
-    plan(spec.order, spec.corruption)
+    plan_stream(spec.order, spec.corruption)
     if spec.method not in list_methods():
         raise ConfigError(unknown("method", spec.method, list_methods()))
 
@@ -153,14 +154,14 @@ class Worker:
         self._model: tuple[tuple[str, str, str], VLM] | None = None
         torch.set_num_threads(threads)
 
-    def __call__(self, spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> Done:
+    def __call__(self, spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> FinishedRun:
         """Do a run or what is left of it; whatever goes wrong is this run's error and not the sweep's."""
         try:
-            return Done(spec, run_one(spec, self._output, quiet=True, stop=stop, vlm=self._vlm(spec)))
+            return FinishedRun(spec, run_one(spec, self._output, quiet=True, stop=stop, vlm=self._vlm(spec)))
         except LessmoreError as error:
-            return Done(spec, None, str(error))
+            return FinishedRun(spec, None, str(error))
         except Exception as error:
-            return Done(spec, None, f"{type(error).__name__}: {error}")
+            return FinishedRun(spec, None, f"{type(error).__name__}: {error}")
 
     def _vlm(self, spec: RunSpec) -> VLM:
         wanted = (spec.model, spec.device, spec.precision)

@@ -18,10 +18,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.sweep import RETRIES, Done, Worker
+from lessmore.lab.sweep import RETRIES, FinishedRun, Worker
 
 
-def run_locally(specs: Sequence[RunSpec], output: Path, processes: int, threads: int) -> Iterator[Done]:
+def run_locally(specs: Sequence[RunSpec], output: Path, processes: int, threads: int) -> Iterator[FinishedRun]:
     """Do the runs, `processes` at a time with `threads` each; yields what came of each as it ends."""
     todo = deque(enumerate(specs))
     lost = [0] * len(specs)
@@ -42,7 +42,7 @@ def run_locally(specs: Sequence[RunSpec], output: Path, processes: int, threads:
                     if lost[number] <= RETRIES:
                         todo.appendleft((number, specs[number]))
                     else:
-                        yield Done(specs[number], None, _given_up(lost[number], code))
+                        yield FinishedRun(specs[number], None, _given_up(lost[number], code))
     finally:
         for pipe in hands:
             pipe.close()

@@ -13,10 +13,10 @@ from typing import Any
 
 from lessmore.errors import ConfigError
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.sweep import RETRIES, Done, Worker
+from lessmore.lab.sweep import RETRIES, FinishedRun, Worker
 
 
-def run_on_ray(specs: Sequence[RunSpec], output: Path, address: str, cpus: int, gpus: float) -> Iterator[Done]:
+def run_on_ray(specs: Sequence[RunSpec], output: Path, address: str, cpus: int, gpus: float) -> Iterator[FinishedRun]:
     """Do the runs as tasks with `cpus` and `gpus` each; yields what came of each as it ends.
 
     address: `auto` for the cluster this machine belongs to, `local` for one of this machine alone that lasts as long as
@@ -38,7 +38,7 @@ def run_on_ray(specs: Sequence[RunSpec], output: Path, address: str, cpus: int, 
             ray.shutdown()
 
 
-def _task(spec: RunSpec, output: Path, threads: int, where: Path) -> Done:
+def _task(spec: RunSpec, output: Path, threads: int, where: Path) -> FinishedRun:
     os.chdir(where)  # paths of the grid are relative to where the sweep was started
     return Worker(output, threads)(spec)
 
@@ -69,10 +69,12 @@ def _check_room(ray: Any, cpus: int, gpus: float) -> None:
         raise ConfigError(f"no node of the Ray cluster has {cpus} CPUs and {gpus:g} GPUs; ask for less in the grid")
 
 
-def _outcome(ray: Any, ready: Any, spec: RunSpec) -> Done:
+def _outcome(ray: Any, ready: Any, spec: RunSpec) -> FinishedRun:
     try:
-        done: Done = ray.get(ready)
+        done: FinishedRun = ray.get(ready)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
-        return Done(spec, None, f"its worker was lost {RETRIES + 1} times ({reason}); run the same command to go on")
+        return FinishedRun(
+            spec, None, f"its worker was lost {RETRIES + 1} times ({reason}); run the same command to go on"
+        )
     return done

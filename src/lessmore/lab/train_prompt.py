@@ -157,7 +157,7 @@ def rate(training: Training, epoch: int) -> float:
     return _WARM_UP if epoch == 0 else training.lr * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
 
 
-def begin(vlm: VLM, dataset: Dataset, training: Training) -> Course:
+def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> Course:
     """A course before its first step."""
     framed = frame(vlm, class_names(dataset.classes), training.words)
     learned = {"context": framed.start.clone()}
@@ -185,7 +185,7 @@ def train_prompt(
 
     stop: asked after every step; once it is true the state so far is saved beside `output` and False returned.
     """
-    course, partial = begin(vlm, dataset, training), output.with_name(f"{output.name}.partial")
+    course, partial = begin_training(vlm, dataset, training), output.with_name(f"{output.name}.partial")
     facts = _facts(course)
     if overwrite:
         partial.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from lessmore.core.vit import ViT
 from lessmore.methods import Method, Setup, make
 from lessmore.methods.cocoop import new_network
 from lessmore.methods.context import WORDS, frame, write_context
-from lessmore.methods.registry import find
+from lessmore.methods.registry import find_method
 from lessmore.models.load import load
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
@@ -69,7 +69,7 @@ def blank_method(
 
 def _made_up(name: str, vlm: BlankVLM, folder: Path) -> dict[str, str]:
     """Options that name a file or folder: a context that has learnt nothing, a folder without images."""
-    kind = find(name).options
+    kind = find_method(name).options
     names = {f.name for f in fields(kind)} if kind else set()
     made = {"folder": str(folder)} if "folder" in names else {}
     if "context" in names:

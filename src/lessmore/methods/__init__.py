@@ -25,7 +25,7 @@ from lessmore.methods.registry import (
     list_methods,
     make,
     method_options,
-    register,
+    register_method,
     split_options,
 )
 
@@ -40,6 +40,6 @@ __all__ = [
     "list_methods",
     "make",
     "method_options",
-    "register",
+    "register_method",
     "split_options",
 ]

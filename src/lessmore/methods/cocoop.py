@@ -16,7 +16,7 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.methods.context import embed_classes
 from lessmore.methods.coop import CoOp, CoOpOptions
-from lessmore.methods.registry import register
+from lessmore.methods.registry import register_method
 
 _NARROW = 16  # the network's inner layer is the feature's length by this
 
@@ -43,7 +43,7 @@ def conditioned(learned: Mapping[str, Tensor], feature: Tensor) -> Tensor:
     return learned["context"] + shift.unsqueeze(-2)
 
 
-@register("cocoop", CoOpOptions)
+@register_method("cocoop", CoOpOptions)
 class CoCoOp(CoOp):
     """The class whose prompt, learnt and moved by the image, is nearest; nothing is remembered."""
 

@@ -13,7 +13,7 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError
 from lessmore.methods.context import Frame, embed_classes, frame, read_context
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
 
 
@@ -52,7 +52,7 @@ def load_learned(setup: Setup, path: str, method: str) -> tuple[Frame, dict[str,
     return framed, {name: tensor.to(framed.start) for name, tensor in tensors.items()}
 
 
-@register("coop", CoOpOptions)
+@register_method("coop", CoOpOptions)
 class CoOp(Episodic):
     """The class whose learned prompt is nearest; nothing is remembered."""
 

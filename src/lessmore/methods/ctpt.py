@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import register
+from lessmore.methods.registry import register_method
 from lessmore.methods.tpt import TPT, TPTOptions, marginal_entropy
 
 
@@ -33,7 +33,7 @@ def dispersion(text: Tensor) -> Tensor:
     return (text - text.mean(dim=0)).norm(dim=-1).mean()
 
 
-@register("c-tpt", CTPTOptions)
+@register_method("c-tpt", CTPTOptions)
 class CTPT(TPT):
     """TPT with another loss."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lessmore.data.images import ENDINGS, load_image
 from lessmore.errors import ConfigError, ImageError
-from lessmore.methods.registry import Setup, register
+from lessmore.methods.registry import Setup, register_method
 from lessmore.methods.tpt import TPT, TPTOptions, confident
 
 
@@ -58,7 +58,7 @@ def similar(logits: Tensor, share: float) -> Tensor:
     return torch.cat([order.new_zeros(1), order + 1])
 
 
-@register("diff-tpt", DiffTPTOptions)
+@register_method("diff-tpt", DiffTPTOptions)
 class DiffTPT(TPT):
     """TPT with more views and another choice among them."""
 

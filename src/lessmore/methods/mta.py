@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.views import ViewOptions, make_views, of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
 
@@ -83,7 +83,7 @@ def _settle(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return x
 
 
-@register("mta", MTAOptions)
+@register_method("mta", MTAOptions)
 class MTA(Episodic):
     """Every image alone; nothing is remembered."""
 

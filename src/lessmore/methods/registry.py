@@ -160,31 +160,31 @@ class Episodic:
         """No memory."""
 
 
-Maker = Callable[..., Method]
+MethodMaker = Callable[..., Method]
 
 
 class Registered(NamedTuple):
     """A method as the registry holds it: called with a setup and, where it has options of its own, with those."""
 
-    maker: Maker
+    maker: MethodMaker
     options: type | None = None
 
 
 _METHODS: dict[str, Registered] = {}
 
 
-def register(name: str, options: type | None = None) -> Callable[[Maker], Maker]:
+def register_method(name: str, options: type | None = None) -> Callable[[MethodMaker], MethodMaker]:
     """Decorator: make a method known under a name. options: the frozen dataclass of its own settings, all of them with
     defaults and validated in `__post_init__`; an instance of it is the maker's second argument."""
 
-    def add(maker: Maker) -> Maker:
+    def add(maker: MethodMaker) -> MethodMaker:
         _METHODS[name] = Registered(maker, options)
         return maker
 
     return add
 
 
-def known() -> dict[str, Maker | None]:
+def known_methods() -> dict[str, MethodMaker | None]:
     """Built-in methods and those of installed packages (entry point group `lessmore.methods`), not yet imported."""
     elsewhere = dict.fromkeys(e.name for e in entry_points(group="lessmore.methods"))
     return {**elsewhere, **{name: found.maker for name, found in _METHODS.items()}}
@@ -192,14 +192,14 @@ def known() -> dict[str, Maker | None]:
 
 def list_methods() -> list[str]:
     """Names accepted by `method=`."""
-    return sorted(known())
+    return sorted(known_methods())
 
 
-def find(name: str) -> Registered:
+def find_method(name: str) -> Registered:
     """The named method; a package's is imported only now, and may register options with itself."""
     if name not in _METHODS:  # asked first, for looking through installed packages takes milliseconds
-        if name not in known():
-            raise ConfigError(unknown("method", name, known()))
+        if name not in known_methods():
+            raise ConfigError(unknown("method", name, known_methods()))
         (entry,) = entry_points(group="lessmore.methods", name=name)
         _METHODS.setdefault(name, Registered(entry.load()))
     return _METHODS[name]
@@ -207,7 +207,7 @@ def find(name: str) -> Registered:
 
 def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options by owner: the method's own, and the preset's. A name that both have is the method's."""
-    kind = find(name).options
+    kind = find_method(name).options
     own = {f.name for f in fields(kind)} if kind else set()
     shared = {f.name for part in (Condensation, Adaptation) for f in fields(part)}
     for key in options:
@@ -218,7 +218,7 @@ def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def method_options(name: str, options: Mapping[str, Any]) -> Any:
     """The method's own settings with these in place of defaults, as its dataclass; None where it has none."""
-    kind = find(name).options
+    kind = find_method(name).options
     hints = get_type_hints(kind) if kind else {}
     for key, value in options.items():
         if key not in hints:
@@ -239,5 +239,5 @@ def _fits(value: Any, kind: type) -> bool:
 
 def make(name: str, setup: Setup) -> Method:
     """Build the named method."""
-    found, options = find(name), method_options(name, setup.options)
+    found, options = find_method(name), method_options(name, setup.options)
     return found.maker(setup) if options is None else found.maker(setup, options)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lessmore.core.costs import Accounting
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Setup, register
+from lessmore.methods.registry import Setup, register_method
 from lessmore.methods.tent import Tent, TentOptions, entropy
 
 _DECAY = 0.9
@@ -52,7 +52,7 @@ class SAROptions(TentOptions):
         return super().rate * (2 if self.window == 1 else 1)
 
 
-@register("sar", SAROptions)
+@register_method("sar", SAROptions)
 class SAR(Tent):
     """Tent's affines and momentum, and the moving average of the loss."""
 

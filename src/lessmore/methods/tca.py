@@ -13,7 +13,7 @@ from lessmore.core.correction import correct, layer_weights, probabilities, toke
 from lessmore.core.costs import Accounting, costs
 from lessmore.core.encoder import Encoded, encode
 from lessmore.core.reservoir import Delta, Reservoir
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
 
 
@@ -56,14 +56,14 @@ def settle(
     delta = delta._replace(centre=centre, course=course)
     if adaptation.order == "update_first":
         state = update(state, delta)
-    middle, trust = reservoir.known(delta, adaptation)
+    middle, trust = reservoir.correction_context(delta, adaptation)
     scores = token_scores(tokens, weights, state, delta.id, adaptation, middle)
     if adaptation.order == "predict_first":
         state = update(state, delta)
     return Answer(logits, correct(believed, scores, adaptation, trust), delta, encoded.steps), state
 
 
-@register("tca")
+@register_method("tca")
 class TCA:
     """Holds the reservoir; `step` does the work."""
 

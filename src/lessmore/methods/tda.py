@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError, unknown
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
 
 # alpha and beta of the published configuration files, chosen per data set on test labels.
@@ -94,7 +94,7 @@ class Cache(NamedTuple):
     """Classes an entry votes against, [C, M, C] bool; [C, M, 0] in a positive cache, whose entries vote for theirs."""
 
 
-def empty(C: int, M: int, E: int, masked: bool, like: Tensor) -> Cache:
+def empty_cache(C: int, M: int, E: int, masked: bool, like: Tensor) -> Cache:
     """A cache with nothing in it, of the type and device of `like`."""
     masks = torch.zeros(C, M, C if masked else 0, dtype=torch.bool, device=like.device)
     return Cache(like.new_zeros(C, M, E), like.new_full((C, M, 1), math.inf), masks)
@@ -123,7 +123,7 @@ def votes(feature: Tensor, cache: Cache, beta: float) -> Tensor:
     return torch.where(cache.entropies[..., 0].isfinite(), affinity, 0.0)
 
 
-@register("tda", TDAOptions)
+@register_method("tda", TDAOptions)
 class TDA:
     """Holds the two caches; a part that is switched off is None."""
 
@@ -182,8 +182,8 @@ class TDA:
         own, C, E = self.options, len(self.setup.text), self.setup.vision.shape.embed
         weight = self.setup.vision.positions
         like = weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32))
-        self.positive = empty(C, own.capacity, E, False, like) if own.positive else None
-        self.negative = empty(C, own.negative_capacity, E, True, like) if own.negative else None
+        self.positive = empty_cache(C, own.capacity, E, False, like) if own.positive else None
+        self.negative = empty_cache(C, own.negative_capacity, E, True, like) if own.negative else None
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of both caches, copied."""

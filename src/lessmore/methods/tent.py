@@ -15,7 +15,7 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Facts, Outcome, Setup, register
+from lessmore.methods.registry import Facts, Outcome, Setup, register_method
 from lessmore.methods.views import of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
 
@@ -75,7 +75,7 @@ def norm_affines(tower: nn.Module) -> dict[str, nn.Parameter]:
     return {f"{name}.{part}": weight for name, layer in layers for part, weight in layer.named_parameters()}
 
 
-@register("tent", TentOptions)
+@register_method("tent", TentOptions)
 class Tent:
     """Holds the affines, their momentum, and the images gathered for the next step."""
 

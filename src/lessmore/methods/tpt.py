@@ -17,7 +17,7 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.methods.context import WORDS, embed_classes, frame
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.tent import entropy
 from lessmore.methods.views import ViewOptions, make_views, of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
@@ -55,7 +55,7 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     return entropy(logits.log_softmax(dim=-1).logsumexp(dim=0))
 
 
-@register("tpt", TPTOptions)
+@register_method("tpt", TPTOptions)
 class TPT(Episodic):
     """Holds the frame of the class prompts; every image starts from its words."""
 

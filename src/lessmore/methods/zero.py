@@ -12,7 +12,7 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.views import ViewOptions, make_views, of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
 
@@ -50,7 +50,7 @@ def ballot(logits: Tensor, selection: float) -> Tensor:
     return votes / votes.sum()
 
 
-@register("zero", ZeroOptions)
+@register_method("zero", ZeroOptions)
 class Zero(Episodic):
     """Every image alone; nothing is remembered."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 
 
 def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
@@ -16,7 +16,7 @@ def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
     return scale * (encoded.feature @ text.to(encoded.feature.dtype).T)
 
 
-@register("zeroshot")
+@register_method("zeroshot")
 class ZeroShot(Episodic):
     """The class whose text is nearest; nothing is remembered."""
 

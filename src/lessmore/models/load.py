@@ -23,7 +23,7 @@ from lessmore.assets import MODELS
 from lessmore.errors import ConfigError, ModelError, unknown
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.towers import Towers, import_model, is_a
-from lessmore.models.towers.weights import unsupported
+from lessmore.models.towers.weights import unsupported_model
 from lessmore.models.vlm import VLM, Tokenizer, Transform
 
 _HF_CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel"}
@@ -61,7 +61,7 @@ def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
         return _from_name(os.fspath(model), tokenizer, preprocess)
     if isinstance(model, nn.Module):
         return _from_object(model, tokenizer, preprocess)
-    raise unsupported(f"an object of type {type(model).__name__}")
+    raise unsupported_model(f"an object of type {type(model).__name__}")
 
 
 def _from_name(name: str, tokenizer: Any, preprocess: Any) -> VLM:
@@ -200,9 +200,9 @@ def _hf_class(config: Mapping[str, Any], name: str) -> str:
     cls = _HF_CLASSES.get(str(kind))
     if cls is None:
         naflex = " (NaFlex)" if kind == "siglip2" else ""
-        raise unsupported(f"{name}, a transformers model of type {kind!r}{naflex},")
+        raise unsupported_model(f"{name}, a transformers model of type {kind!r}{naflex},")
     if cls not in config.get("architectures", [cls]):
-        raise unsupported(f"{name}, a {config['architectures'][0]},")
+        raise unsupported_model(f"{name}, a {config['architectures'][0]},")
     return cls
 
 
@@ -287,9 +287,9 @@ def _inspect(open_clip: Any, config: Mapping[str, Any]) -> None:
     """Build the architecture without weights and import it, so that what cannot work is refused before a download."""
     settings = copy.deepcopy(dict(config))
     if "multimodal_cfg" in settings:
-        raise unsupported("a CoCa model")
+        raise unsupported_model("a CoCa model")
     if settings["text_cfg"].get("hf_model_name"):
-        raise unsupported("an open_clip model with a transformers text tower")
+        raise unsupported_model("an open_clip model with a transformers text tower")
     cls = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
     with torch.device("meta"):
         model = cls(**settings)

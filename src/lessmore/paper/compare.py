@@ -11,15 +11,17 @@ from typing import Any
 
 from lessmore.data.registry import spec_of
 from lessmore.lab.spec import RunSpec
-from lessmore.paper.measured import Cell, against, estimates
-from lessmore.paper.plan import Column, Plan, Wishes
+from lessmore.paper.measured import PaperCell, against, estimates
+from lessmore.paper.plan import Column, ReproductionRequest, TablePlan
 from lessmore.paper.printed import PaperTable
-from lessmore.paper.tables import Row
+from lessmore.paper.tables import TableRow
 
 SCHEMA = "lessmore.table/1"
 
 
-def compare(plan: Plan, cells: Mapping[tuple[int, int], Cell], wishes: Wishes, failed: Sequence[str]) -> dict[str, Any]:
+def compare(
+    plan: TablePlan, cells: Mapping[tuple[int, int], PaperCell], request: ReproductionRequest, failed: Sequence[str]
+) -> dict[str, Any]:
     """The whole table as JSON. No path of this machine is in it."""
     table, printed = plan.table, plan.table.paper
     averages = _averages(plan.columns, printed)
@@ -30,8 +32,8 @@ def compare(plan: Plan, cells: Mapping[tuple[int, int], Cell], wishes: Wishes, f
         "note": table.note,
         "base": table.base,
         "paper": None if printed is None else _printed(printed),
-        "model": Path(wishes.model).name,
-        "asked": _asked(wishes),
+        "model": Path(request.model).name,
+        "asked": _asked(request),
         "columns": [
             _column(column, [c for (_, j), c in cells.items() if j == n]) for n, column in enumerate(plan.columns)
         ],
@@ -44,11 +46,11 @@ def compare(plan: Plan, cells: Mapping[tuple[int, int], Cell], wishes: Wishes, f
     }
 
 
-def _asked(wishes: Wishes) -> dict[str, Any]:
-    """What of the user's wishes is not said elsewhere in the table."""
+def _asked(request: ReproductionRequest) -> dict[str, Any]:
+    """What of the user's request is not said elsewhere in the table."""
     kept = ("limit", "order", "preset", "templates", "precision")
-    common = {name: wishes.common[name] for name in kept if wishes.common.get(name) is not None}
-    return {"seeds": list(wishes.seeds), "rows": list(wishes.rows), "own_data": bool(wishes.datasets), **common}
+    common = {name: request.common[name] for name in kept if request.common.get(name) is not None}
+    return {"seeds": list(request.seeds), "rows": list(request.rows), "own_data": bool(request.datasets), **common}
 
 
 def _averages(columns: Sequence[Column], printed: PaperTable | None) -> dict[str, list[int]]:
@@ -66,7 +68,7 @@ def _averages(columns: Sequence[Column], printed: PaperTable | None) -> dict[str
     return found
 
 
-def _column(column: Column, cells: Sequence[Cell]) -> dict[str, Any]:
+def _column(column: Column, cells: Sequence[PaperCell]) -> dict[str, Any]:
     name = column.dataset.rpartition(":")[2]
     if not cells:
         return {"dataset": Path(name).name if ":" in column.dataset else name, "corruption": column.corruption}
@@ -84,7 +86,11 @@ def _column(column: Column, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _row(
-    row: Row, i: int, plan: Plan, cells: Mapping[tuple[int, int], Cell], averages: Mapping[str, Sequence[int]]
+    row: TableRow,
+    i: int,
+    plan: TablePlan,
+    cells: Mapping[tuple[int, int], PaperCell],
+    averages: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
     own = [cells.get((i, j)) for j in range(len(plan.columns))]
     others = _against_base(row, own, plan, cells)
@@ -108,20 +114,20 @@ def _row(
 
 
 def _against_base(
-    row: Row, own: Sequence[Cell | None], plan: Plan, cells: Mapping[tuple[int, int], Cell]
-) -> list[Cell | None]:
+    row: TableRow, own: Sequence[PaperCell | None], plan: TablePlan, cells: Mapping[tuple[int, int], PaperCell]
+) -> list[PaperCell | None]:
     """Every cell of a row against the one of the table's base; the base itself has nothing to compare with."""
     base = next((i for i, other in enumerate(plan.rows) if other.name == plan.table.base != row.name), -1)
     return [against(cell, cells.get((base, j))) for j, cell in enumerate(own)]
 
 
-def _change(cells: Sequence[Cell | None]) -> dict[str, Any]:
+def _change(cells: Sequence[PaperCell | None]) -> dict[str, Any]:
     """The paired difference to the base, over all cells or not at all."""
     known = [cell for cell in cells if cell is not None]
     return {"change": estimates(known)["gain"]} if len(known) == len(cells) else {}
 
 
-def _settings(row: Row, spec: RunSpec | None) -> dict[str, Any] | None:
+def _settings(row: TableRow, spec: RunSpec | None) -> dict[str, Any] | None:
     """What a run was asked, and all that came of it; a tuned row has other values on other data, so only the asking."""
     if spec is None:
         return None
@@ -133,7 +139,7 @@ def _settings(row: Row, spec: RunSpec | None) -> dict[str, Any] | None:
     return {**asked, "options": dict(spec.options), **resolved}
 
 
-def _cell(cell: Cell | None, column: Column, row: Row, printed: PaperTable | None) -> dict[str, Any]:
+def _cell(cell: PaperCell | None, column: Column, row: TableRow, printed: PaperTable | None) -> dict[str, Any]:
     """Our figures where there are any, and the paper's, which are of clean images, where it has any."""
     paper = printed.accuracy(row.in_paper, column.dataset) if printed and column.corruption is None else None
     beside = {
@@ -159,7 +165,7 @@ def _cell(cell: Cell | None, column: Column, row: Row, printed: PaperTable | Non
     }
 
 
-def _average(cells: Sequence[Cell | None], name: str, plan: Plan, row: Row) -> dict[str, Any]:
+def _average(cells: Sequence[PaperCell | None], name: str, plan: TablePlan, row: TableRow) -> dict[str, Any]:
     """Over all columns of the average or not at all, for other means would not compare."""
     printed = plan.table.paper
     over = printed.averages.get(name, ()) if printed else ()
@@ -171,7 +177,7 @@ def _average(cells: Sequence[Cell | None], name: str, plan: Plan, row: Row) -> d
     return {**found, "paper": paper, "paper_marks": marks}
 
 
-def _gmacs(cells: Sequence[Cell]) -> dict[str, float] | None:
+def _gmacs(cells: Sequence[PaperCell]) -> dict[str, float] | None:
     """Mean over the cells of what one image costs; the correction's part depends on the number of classes."""
     if not cells:
         return None
@@ -200,7 +206,7 @@ def _printed(printed: PaperTable) -> dict[str, Any]:
     }
 
 
-def _provenance(cells: Sequence[Cell]) -> dict[str, Any]:
+def _provenance(cells: Sequence[PaperCell]) -> dict[str, Any]:
     """Versions, hardware and weights; more than one where runs of different machines came together."""
     runs = [summary["provenance"] for cell in cells for summary in cell.summaries]
     names = ("versions", "git", "hardware", "weights", "device", "dtype")

@@ -6,36 +6,38 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lessmore.data.registry import expand
+from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError
-from lessmore.lab.job import open_model, prepare
+from lessmore.lab.job import open_model, prepare_job
 from lessmore.lab.spec import RunSpec
-from lessmore.paper.figures import FIGURES, Request, save
-from lessmore.paper.plan import Column, Shelf, Wishes
+from lessmore.paper.figures import FIGURES, Request, save_figure
+from lessmore.paper.plan import Column, DatasetCache, ReproductionRequest
 
 _USUAL = {"ood-samples": "imagenet_r"}
 """Data sets where the user names none; eurosat for the others."""
 
 
-def draw(name: str, wishes: Wishes, folder: Path) -> Iterator[list[Path] | str]:
+def draw(name: str, request: ReproductionRequest, folder: Path) -> Iterator[list[Path] | str]:
     """Draw a figure of every stream asked for, by its first seed; yields the files, or why there are none."""
-    figure, shelf, vlm = FIGURES[name], Shelf(wishes.root), None
-    names = expand(wishes.datasets or [_USUAL.get(name, "eurosat")])
-    columns = [Column(dataset, bad) for bad in wishes.corruptions for dataset in names]
+    figure, datasets, vlm = FIGURES[name], DatasetCache(request.root), None
+    names = expand_names(request.datasets or [_USUAL.get(name, "eurosat")])
+    columns = [Column(dataset, bad) for bad in request.corruptions for dataset in names]
     for column in columns:
-        dataset = shelf(column.dataset)
+        dataset = datasets(column.dataset)
         if isinstance(dataset, str):
-            if wishes.datasets:
+            if request.datasets:
                 raise ConfigError(dataset)
             yield dataset
             continue
-        where = {"model": wishes.model, "dataset": column.dataset, "corruption": column.corruption}
-        spec = RunSpec(**{**wishes.common, **where, "seed": wishes.seeds[0]})
+        where = {"model": request.model, "dataset": column.dataset, "corruption": column.corruption}
+        spec = RunSpec(**{**request.common, **where, "seed": request.seeds[0]})
         vlm = vlm or open_model(spec)
-        job = prepare(spec, vlm, dataset)
+        job = prepare_job(spec, vlm, dataset)
         most = figure.images if spec.limit is None else len(job.stream)
         drawn = figure.draw(Request.from_job(job, most))
-        yield save(drawn, folder, name if len(columns) == 1 else _file_name(name, dataset.name, column.corruption))
+        yield save_figure(
+            drawn, folder, name if len(columns) == 1 else _file_name(name, dataset.name, column.corruption)
+        )
 
 
 def _file_name(figure: str, dataset: str, corruption: str | None) -> str:

@@ -13,9 +13,9 @@ from lessmore.lab.job import open_model
 from lessmore.lab.spec import RunSpec
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
-from lessmore.paper.estimate import Cost, Pace, estimate, measure
-from lessmore.paper.plan import Plan, Shelf, Wishes, distinct, finished, identity, plan
-from lessmore.paper.tables import Table
+from lessmore.paper.estimate import Cost, Throughput, estimate, measure_rates
+from lessmore.paper.plan import DatasetCache, ReproductionRequest, TablePlan, distinct, finished, identity, plan_table
+from lessmore.paper.tables import TableSpec
 
 _TOWERS = {
     "CLIP ViT-L/14": "ViT-L-14",
@@ -24,21 +24,21 @@ _TOWERS = {
 }
 
 
-def tower_of(table: Table) -> str:
+def tower_of(table: TableSpec) -> str:
     """Shape of the paper's model, for a dry run without one."""
     return _TOWERS.get(table.paper.model if table.paper else "", "ViT-B-16")
 
 
-def dry_run(tables: Sequence[Table], wishes: Wishes, runs_at: Path, jobs: int) -> Iterator[str]:
+def dry_run(tables: Sequence[TableSpec], request: ReproductionRequest, runs_at: Path, jobs: int) -> Iterator[str]:
     """Lines to print; a wish without a model is for the paper's, of which the shapes are enough."""
-    shelf = Shelf(wishes.root)
+    datasets = DatasetCache(request.root)
     missing: dict[str, str] = {}
-    models = [wishes.model or tower_of(table) for table in tables]
+    models = [request.model or tower_of(table) for table in tables]
     for model in dict.fromkeys(models):
         group = [table for table, wanted in zip(tables, models, strict=True) if wanted == model]
-        own = replace(wishes, model=model)
-        plans = [plan(table, own, shelf, absent=True) for table in group]
-        yield from _of_model(plans, own, shelf, runs_at, jobs)
+        own = replace(request, model=model)
+        plans = [plan_table(table, own, datasets, absent=True) for table in group]
+        yield from _of_model(plans, own, datasets, runs_at, jobs)
         for one in plans:
             missing |= one.missing
     if missing:
@@ -46,14 +46,16 @@ def dry_run(tables: Sequence[Table], wishes: Wishes, runs_at: Path, jobs: int) -
         yield from (f"  {reason}" for reason in {name.partition("/")[0]: why for name, why in missing.items()}.values())
 
 
-def _of_model(plans: Sequence[Plan], wishes: Wishes, shelf: Shelf, runs_at: Path, jobs: int) -> Iterator[str]:
+def _of_model(
+    plans: Sequence[TablePlan], request: ReproductionRequest, datasets: DatasetCache, runs_at: Path, jobs: int
+) -> Iterator[str]:
     """The tables of one model, and all of them together; a run of several tables is counted in the first."""
-    tower, vlm = _open(wishes)
+    tower, vlm = _open(request)
     threads = max(1, torch.get_num_threads() // jobs)
-    pace, runs = measure(tower, threads), distinct(plans)
+    pace, runs = measure_rates(tower, threads), distinct(plans)
     done = finished(runs_at).keys() & runs.keys()
-    costs, new = estimate(runs, tower, vlm, shelf), set(runs) - done
-    model = Path(wishes.model).name
+    costs, new = estimate(runs, tower, vlm, datasets), set(runs) - done
+    model = Path(request.model).name
     for one in plans:
         yield f"{one.table.name}: {one.table.title}, with {model}"
         rows = [[identity(spec) for specs in _of_row(one, i) for spec in specs] for i in range(len(one.rows))]
@@ -70,15 +72,15 @@ def _of_model(plans: Sequence[Plan], wishes: Wishes, shelf: Shelf, runs_at: Path
     yield _how(pace, threads)
 
 
-def _of_row(of: Plan, row: int) -> list[tuple[RunSpec, ...]]:
+def _of_row(of: TablePlan, row: int) -> list[tuple[RunSpec, ...]]:
     return [specs for (i, _), specs in of.cells.items() if i == row]
 
 
-def _open(wishes: Wishes) -> tuple[ViT, VLM | None]:
-    if wishes.model in SHAPES:
-        return ViT(SHAPES[wishes.model][0]).eval().requires_grad_(False), None
-    common = {name: wishes.common[name] for name in ("device", "precision") if name in wishes.common}
-    vlm = open_model(RunSpec(wishes.model, "", **common))
+def _open(request: ReproductionRequest) -> tuple[ViT, VLM | None]:
+    if request.model in SHAPES:
+        return ViT(SHAPES[request.model][0]).eval().requires_grad_(False), None
+    common = {name: request.common[name] for name in ("device", "precision") if name in request.common}
+    vlm = open_model(RunSpec(request.model, "", **common))
     return vlm.vision, vlm
 
 
@@ -90,7 +92,7 @@ def _row_text(costs: Sequence[Cost]) -> str:
     return f"{len(costs):>4} runs {sum(c.images for c in costs):>12,} images {cost:>14} GMACs per image"
 
 
-def _left(costs: Sequence[Cost], pace: Pace, jobs: int) -> str:
+def _left(costs: Sequence[Cost], pace: Throughput, jobs: int) -> str:
     seconds = sum(cost.seconds(pace) for cost in costs) / jobs
     return f"{sum(c.images for c in costs):,} images to answer, about {duration(seconds)}"
 
@@ -103,7 +105,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _how(pace: Pace, threads: int) -> str:
+def _how(pace: Throughput, threads: int) -> str:
     return (
         f"Measured here on {threads} thread{'s' * (threads > 1)}: {pace.plain_ms:.1f} ms for one plain image, "
         f"{1e3 * pace.answer:.1f} ms for an answer from a stored encoding. Other encodings are scaled by their "

@@ -23,13 +23,13 @@ from lessmore.lab.latency import timed
 from lessmore.lab.spec import RunSpec
 from lessmore.methods import FromEncoded, Setup, make
 from lessmore.models.vlm import VLM
-from lessmore.paper.plan import Shelf
+from lessmore.paper.plan import DatasetCache
 
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """What this machine takes for one image."""
 
     seconds_per_gmac: float
@@ -50,15 +50,17 @@ class Cost:
     available: bool
     """Whether its data are there."""
 
-    def seconds(self, pace: Pace) -> float:
+    def seconds(self, pace: Throughput) -> float:
         """On a machine of that pace."""
         return self.new_gmacs * pace.seconds_per_gmac + self.images * pace.answer
 
 
-def estimate(runs: Mapping[Hashable, RunSpec], tower: ViT, vlm: VLM | None, shelf: Shelf) -> dict[Hashable, Cost]:
+def estimate(
+    runs: Mapping[Hashable, RunSpec], tower: ViT, vlm: VLM | None, datasets: DatasetCache
+) -> dict[Hashable, Cost]:
     """Costs of the runs, in their order."""
     encoded: set[Hashable] = set()
-    return {key: _cost(spec, tower, vlm, shelf(spec.dataset), encoded) for key, spec in runs.items()}
+    return {key: _cost(spec, tower, vlm, datasets(spec.dataset), encoded) for key, spec in runs.items()}
 
 
 def _cost(spec: RunSpec, tower: ViT, vlm: VLM | None, data: Dataset | str, encoded: set[Hashable]) -> Cost:
@@ -88,7 +90,7 @@ def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
 
 
 @torch.no_grad()
-def measure(tower: ViT, threads: int, classes: int = 100) -> Pace:
+def measure_rates(tower: ViT, threads: int, classes: int = 100) -> Throughput:
     """A handful of real steps, in as many threads as a run will have."""
     before, device = torch.get_num_threads(), tower.positions.device
     torch.set_num_threads(threads)
@@ -104,7 +106,7 @@ def measure(tower: ViT, threads: int, classes: int = 100) -> Pace:
         answer = _median(lambda: method.answer(encoded), device)
     finally:
         torch.set_num_threads(before)
-    return Pace(plain / (setup.image_macs() / 1e9), answer, 1e3 * plain)
+    return Throughput(plain / (setup.image_macs() / 1e9), answer, 1e3 * plain)
 
 
 def _median(step: Callable[[], object], device: torch.device) -> float:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lessmore.errors import StateError
 from lessmore.lab.store import read_rows
-from lessmore.lab.summary import Summary
-from lessmore.paper.plan import Plan, identity
+from lessmore.lab.summary import RunSummary
+from lessmore.paper.plan import TablePlan, identity
 
 DRAWS = 10_000
 KINDS = ("accuracy", "zero_shot", "gain")
@@ -35,10 +35,10 @@ class PerImage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperCell:
     """The runs of one row on one column."""
 
-    summaries: tuple[Summary, ...]
+    summaries: tuple[RunSummary, ...]
     values: PerImage
 
     @property
@@ -47,25 +47,25 @@ class Cell:
         return str(self.summaries[0]["dataset"]["fingerprint"])
 
 
-def gather(plan: Plan, found: Mapping[Hashable, Summary], folder: Path) -> dict[tuple[int, int], Cell]:
+def gather(plan: TablePlan, found: Mapping[Hashable, RunSummary], folder: Path) -> dict[tuple[int, int], PaperCell]:
     """The cells of which all runs are done; `folder` holds the runs."""
     cells = {}
     for place, specs in plan.cells.items():
         summaries = [found.get(identity(spec)) for spec in specs]
         known = tuple(summary for summary in summaries if summary is not None and summary["metrics"]["n"])
         if len(known) == len(specs):
-            cells[place] = Cell(known, _per_image(known, folder))
+            cells[place] = PaperCell(known, _per_image(known, folder))
     return cells
 
 
-def _per_image(summaries: Iterable[Summary], folder: Path) -> PerImage:
+def _per_image(summaries: Iterable[RunSummary], folder: Path) -> PerImage:
     visits = [row for summary in summaries for row in _rows(summary, folder) if "error" not in row]
     images = [row["id"].removesuffix(f"@{row['domain']}") for row in visits]
     right = [[row[answer] == row["label"] for answer in ("prediction", "zero_shot")] for row in visits]
     return grouped(np.array(images), 100 * np.array(right, dtype=float))
 
 
-def _rows(summary: Summary, folder: Path) -> list[dict[str, Any]]:
+def _rows(summary: RunSummary, folder: Path) -> list[dict[str, Any]]:
     place = next(folder.glob(f"*_{summary['key'][:16]}"), None)
     if place is None:
         raise StateError(f"the run {summary['key'][:16]} is no longer in {folder}; run the same command again")
@@ -80,7 +80,7 @@ def grouped(images: NDArray[np.str_], values: Array) -> PerImage:
     return PerImage(names, sums / np.bincount(which)[:, None])
 
 
-def estimates(cells: Sequence[Cell]) -> dict[str, list[float]]:
+def estimates(cells: Sequence[PaperCell]) -> dict[str, list[float]]:
     """Mean over the cells of accuracy, matched zero-shot's and the gain between them, each as [value, low, high]."""
     generator = np.random.default_rng(0)
     value = np.mean([cell.values.means.mean(axis=0) for cell in cells], axis=0)
@@ -90,15 +90,15 @@ def estimates(cells: Sequence[Cell]) -> dict[str, list[float]]:
     return {kind: [round(float(v), 4) for v in column] for kind, column in zip(KINDS, columns, strict=True)}
 
 
-def against(cell: Cell | None, base: Cell | None) -> Cell | None:
+def against(cell: PaperCell | None, base: PaperCell | None) -> PaperCell | None:
     """The cell with another's answers in the place of matched zero-shot's; None unless both saw the same images."""
     if cell is None or base is None or not np.array_equal(cell.values.images, base.values.images):
         return None
     answers = np.column_stack([cell.values.means[:, 0], base.values.means[:, 0]])
-    return Cell(cell.summaries, cell.values._replace(means=answers))
+    return PaperCell(cell.summaries, cell.values._replace(means=answers))
 
 
-def _by_data(cells: Sequence[Cell]) -> Iterable[tuple[Array, float]]:
+def _by_data(cells: Sequence[PaperCell]) -> Iterable[tuple[Array, float]]:
     """Values per image [n, 2] of every data set, averaged over its cells, and its share of the cells."""
     for data in dict.fromkeys(cell.data for cell in cells):
         own = [cell.values for cell in cells if cell.data == data]

@@ -7,7 +7,7 @@ from typing import Any
 
 Value = Mapping[str, Any]
 """The content of one table's JSON."""
-Place = tuple[str, str]
+TablePlace = tuple[str, str]
 """A cell of the paper: row and column."""
 
 _OURS = (
@@ -26,7 +26,7 @@ _TUNED = (
 _ATS = "The cost of ATS depends on the image; ours is its upper bound, the paper's a mean."
 
 
-def notes(value: Value, compared: Set[Place]) -> Iterator[str]:
+def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
     """One paragraph each; compared: the cells of the paper that are shown."""
     yield _OURS
     if from_zero_shot(value):

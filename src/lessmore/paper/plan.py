@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.data.dataset import Dataset
-from lessmore.data.registry import expand, is_direct, open_dataset, spec_of
+from lessmore.data.registry import expand_names, is_direct, open_dataset, spec_of
 from lessmore.errors import ConfigError, ImageError, unknown
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.sweep import spread
 from lessmore.methods import method_options
-from lessmore.paper.tables import Row, Table
+from lessmore.paper.tables import TableRow, TableSpec
 
 _EPISODIC = ("zeroshot", "mta", "zero", "tpt", "c-tpt")
 """Methods that answer every image for itself: one order is enough."""
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ReproductionRequest:
     """What the user asks for, whatever the table."""
 
     model: str
@@ -51,22 +51,22 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """A table with all it takes."""
 
-    table: Table
+    table: TableSpec
     columns: tuple[Column, ...]
     """Those whose data are there, unless others were wanted as well."""
     missing: Mapping[str, str]
     """Data sets that are not, and how to get them."""
-    rows: tuple[Row, ...]
-    left_out: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
+    left_out: tuple[TableRow, ...]
     """Rows nobody asked for by name that need more than the others."""
     cells: Mapping[tuple[int, int], tuple[RunSpec, ...]]
     """Runs of every (row, column), one per seed; a pair is absent where there is nothing to run."""
 
 
-class Shelf:
+class DatasetCache:
     """Data sets by name, each opened once; one that is not there is remembered with the reason."""
 
     def __init__(self, root: Path | None) -> None:
@@ -98,39 +98,41 @@ def _with_source(name: str, reason: str) -> str:
     return reason if source in reason else f"{reason}; get {source}"
 
 
-def plan(table: Table, wishes: Wishes, shelf: Shelf, absent: bool = False) -> Plan:
+def plan_table(
+    table: TableSpec, request: ReproductionRequest, datasets: DatasetCache, absent: bool = False
+) -> TablePlan:
     """What the table takes; data sets that the user names must be there, those of the paper may be missing.
 
     absent: give columns to data sets that are not there as well, to see what they would take.
     """
-    names = expand(wishes.datasets or table.datasets)
-    missing = {name: reason for name in names if isinstance(reason := shelf(name), str)}
-    if missing and wishes.datasets:
+    names = expand_names(request.datasets or table.datasets)
+    missing = {name: reason for name in names if isinstance(reason := datasets(name), str)}
+    if missing and request.datasets:
         raise ConfigError(next(iter(missing.values())))
-    columns = tuple(Column(name, bad) for bad in wishes.corruptions for name in names if absent or name not in missing)
-    rows, left_out = _chosen(table, wishes.rows)
+    columns = tuple(Column(name, bad) for bad in request.corruptions for name in names if absent or name not in missing)
+    rows, left_out = _chosen(table, request.rows)
     cells = {}
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            specs = _specs(row, column, wishes)
+            specs = _specs(row, column, request)
             if specs:
                 cells[i, j] = specs
-    return Plan(table, columns, missing, rows, left_out, cells)
+    return TablePlan(table, columns, missing, rows, left_out, cells)
 
 
-def _chosen(table: Table, patterns: Sequence[str]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def _chosen(table: TableSpec, patterns: Sequence[str]) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
     """Rows to run, and rows left out because of what they need."""
     if not patterns:
         return tuple(r for r in table.rows if not r.needs), tuple(r for r in table.rows if r.needs)
     return tuple(row for row in table.rows if any(fits(row, pattern) for pattern in patterns)), ()
 
 
-def fits(row: Row, pattern: str) -> bool:
+def fits(row: TableRow, pattern: str) -> bool:
     """Whether a pattern such as `TCA*` means the row; letter case does not matter."""
     return fnmatchcase(row.name.lower(), pattern.lower())
 
 
-def check_rows(tables: Iterable[Table], patterns: Sequence[str]) -> None:
+def check_rows(tables: Iterable[TableSpec], patterns: Sequence[str]) -> None:
     """Refuse a pattern that means no row of any table."""
     rows = [row for table in tables for row in table.rows]
     for pattern in patterns:
@@ -138,25 +140,25 @@ def check_rows(tables: Iterable[Table], patterns: Sequence[str]) -> None:
             raise ConfigError(unknown("row", pattern, {row.name for row in rows}))
 
 
-def _specs(row: Row, column: Column, wishes: Wishes) -> tuple[RunSpec, ...]:
+def _specs(row: TableRow, column: Column, request: ReproductionRequest) -> tuple[RunSpec, ...]:
     fields = row.on(column.dataset)
     if fields is None:
         return ()
-    seeds = wishes.seeds[:1] if fields["method"] in _EPISODIC else wishes.seeds
-    where = {"model": wishes.model, "dataset": column.dataset, "corruption": column.corruption}
-    return tuple(RunSpec(**{**wishes.common, **where, **fields, "seed": seed}) for seed in seeds)
+    seeds = request.seeds[:1] if fields["method"] in _EPISODIC else request.seeds
+    where = {"model": request.model, "dataset": column.dataset, "corruption": column.corruption}
+    return tuple(RunSpec(**{**request.common, **where, **fields, "seed": seed}) for seed in seeds)
 
 
 def identity(spec: RunSpec) -> Hashable:
     """Equal for runs that come to the same, however their settings were put."""
     settings, own = spec.settings(), method_options(spec.method, spec.own_options())
-    data = spec.dataset if is_direct(spec.dataset) else expand([spec.dataset])[0]
+    data = spec.dataset if is_direct(spec.dataset) else expand_names([spec.dataset])[0]
     model = Path(spec.model).name  # the same model may lie elsewhere on another machine
     where = (model, data, spec.templates, spec.order, spec.corruption, spec.seed, spec.limit, spec.precision)
     return (*where, spec.method, own, settings.condensation, settings.adaptation)
 
 
-def distinct(plans: Iterable[Plan]) -> dict[Hashable, RunSpec]:
+def distinct(plans: Iterable[TablePlan]) -> dict[Hashable, RunSpec]:
     """Every run of the plans once, by identity, in an order in which runs profit from each other's encodings."""
     runs: dict[Hashable, RunSpec] = {}
     for one in plans:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from lessmore.paper.notes import Place, Value, from_zero_shot, is_plain, marks, notes
+from lessmore.paper.notes import TablePlace, Value, from_zero_shot, is_plain, marks, notes
 
 NONE = "–"
 TUNED = "†"
@@ -22,7 +22,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
+class TableGrid:
     """Lines of a common length, the head first; the first column names the line."""
 
     title: str
@@ -31,21 +31,21 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Page:
+class ReproductionPage:
     """All that is shown of a table."""
 
     title: str
     command: str
-    grids: tuple[Grid, ...]
+    grids: tuple[TableGrid, ...]
     notes: tuple[str, ...]
 
 
-def page(value: Value) -> Page:
+def page(value: Value) -> ReproductionPage:
     """The table as it is read."""
     beside, compared = _beside(value)
     second = _calibration(value) if from_zero_shot(value) else _changes(value)
     grids = (_measured(value), *([second] if second.lines else []), *([beside] if compared else []))
-    return Page(f"{value['title']}: {value['model']}", command(value), grids, tuple(notes(value, compared)))
+    return ReproductionPage(f"{value['title']}: {value['model']}", command(value), grids, tuple(notes(value, compared)))
 
 
 def command(value: Value) -> str:
@@ -75,14 +75,14 @@ def column_name(column: Value) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _measured(value: Value) -> Grid:
+def _measured(value: Value) -> TableGrid:
     """Our figures alone."""
     head = ("", *map(column_name, value["columns"]), *value["averages"], "GMACs", "orders")
     lines = [(Text("images"), *_images(value), Text(""), Text(""))]
     if not any(is_plain(row) for row in value["rows"]):
         lines.append(_zero_shot(value))
     lines += [_line(row) for row in value["rows"] if row["settings"] is not None]
-    return Grid("Measured", head, tuple(lines))
+    return TableGrid("Measured", head, tuple(lines))
 
 
 def _images(value: Value) -> Iterator[Text]:
@@ -123,12 +123,12 @@ def _gain(cell: Value) -> Text:
     return Text(f"{cell['accuracy'][0]:.1f} ({value:+.1f} [{low:+.1f}, {high:+.1f}])", strong=low > 0 or high < 0)
 
 
-def _changes(value: Value) -> Grid:
+def _changes(value: Value) -> TableGrid:
     """Paired differences to the table's base, in points."""
     head = (f"change from {value['base']}", *map(column_name, value["columns"]), *value["averages"])
     lines = [(row, [*row["cells"], *row["averages"].values()]) for row in value["rows"]]
     shown = [(Text(_name(row)), *map(_changed, cells)) for row, cells in lines if any("change" in c for c in cells)]
-    return Grid(f"Change from {value['base']}", head, tuple(shown))
+    return TableGrid(f"Change from {value['base']}", head, tuple(shown))
 
 
 def _changed(cell: Value) -> Text:
@@ -138,7 +138,7 @@ def _changed(cell: Value) -> Text:
     return Text(f"{value:+.1f} [{low:+.1f}, {high:+.1f}]", strong=low > 0 or high < 0)
 
 
-def _calibration(value: Value) -> Grid:
+def _calibration(value: Value) -> TableGrid:
     """Expected calibration errors, in place of changes that the gains show already."""
     head = ("calibration error", *map(column_name, value["columns"]), *value["averages"])
     lines = []
@@ -147,7 +147,7 @@ def _calibration(value: Value) -> Grid:
         means = [_mean([errors[n] for n in part]) for part in value["averages"].values()]
         if row["settings"] is not None:
             lines.append((Text(_name(row)), *(Text(NONE if e is None else f"{e:.3f}") for e in [*errors, *means])))
-    return Grid("Calibration error", head, tuple(lines))
+    return TableGrid("Calibration error", head, tuple(lines))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -155,7 +155,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _beside(value: Value) -> tuple[Grid, set[Place]]:
+def _beside(value: Value) -> tuple[TableGrid, set[TablePlace]]:
     """Ours, the paper's and the difference in the columns that the paper knows, and which of its cells these are."""
     places = [(column_name(c), c["dataset"]) for c in value["columns"]] + [(name, name) for name in value["averages"]]
     cells = [[*row["cells"], *row["averages"].values()] for row in value["rows"]]
@@ -170,7 +170,7 @@ def _beside(value: Value) -> tuple[Grid, set[Place]]:
     lines += [_printed(value, name, columns) for name in others]
     head = ("ours / paper / difference", *(places[n][0] for n in used), "GMACs, the paper's counting")
     shown = {(row, cell) for row in ("", *compared, *others) for cell in ("", "gflops", *columns)}
-    return Grid("Beside the paper", head, tuple(lines)), shown if used else set()
+    return TableGrid("Beside the paper", head, tuple(lines)), shown if used else set()
 
 
 def _pairs(value: Value, row: Value, cells: Sequence[Value]) -> tuple[Text, ...]:

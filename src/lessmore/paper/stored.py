@@ -14,7 +14,7 @@ from lessmore.paper.write import FORMATS, to_json
 from lessmore.storage.files import replacing
 
 
-def save(value: Value, folder: Path, formats: Iterable[str]) -> list[Path]:
+def save_table(value: Value, folder: Path, formats: Iterable[str]) -> list[Path]:
     """Write a table's JSON and the formats; returns the files."""
     texts = {".json": to_json(value), **{ending: make(value) for ending, make in map(FORMATS.__getitem__, formats)}}
     files = {folder / f"{value['table']}{ending}": text for ending, text in texts.items()}
@@ -31,7 +31,7 @@ def check_formats(formats: Iterable[str]) -> None:
             raise ConfigError(unknown("format", name, FORMATS))
 
 
-def read(folder: Path) -> list[Value]:
+def read_table(folder: Path) -> list[Value]:
     """The tables in a folder, in the order in which `lessmore reproduce --list` has them."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; give the --output of lessmore reproduce")

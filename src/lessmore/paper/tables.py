@@ -21,7 +21,7 @@ _LISTED = ("cross_dataset",)
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One setting."""
 
     name: str
@@ -54,12 +54,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSpec:
     """A table by name."""
 
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     base: str = ""
     """The row that the others are compared with, besides matched zero-shot."""
     note: str = ""
@@ -76,15 +76,15 @@ class Table:
         return self.paper.columns if self.paper else _LISTED
 
 
-def _tca(name: str, R: float = 0.9, **options: Any) -> Row:
-    return Row(name, {"method": "tca", "R": R, "options": options})
+def _tca(name: str, R: float = 0.9, **options: Any) -> TableRow:
+    return TableRow(name, {"method": "tca", "R": R, "options": options})
 
 
-def _plain(name: str, reducer: str = "none", R: float = 1.0, paper: str = "") -> Row:
-    return Row(name, {"method": "zeroshot", "reducer": reducer, "R": R}, paper)
+def _plain(name: str, reducer: str = "none", R: float = 1.0, paper: str = "") -> TableRow:
+    return TableRow(name, {"method": "zeroshot", "reducer": reducer, "R": R}, paper)
 
 
-def _reduced(R: float) -> tuple[Row, ...]:
+def _reduced(R: float) -> tuple[TableRow, ...]:
     """EViT, ToMe and ATS at one budget."""
     return (
         _plain(f"EViT R={R:g}", "evit", R),
@@ -94,18 +94,18 @@ def _reduced(R: float) -> tuple[Row, ...]:
     )
 
 
-def _with(name: str, method: str, needs: str) -> Row:
-    return Row(name, {"method": method}, needs=needs)
+def _with(name: str, method: str, needs: str) -> TableRow:
+    return TableRow(name, {"method": method}, needs=needs)
 
 
 _ADAPTED = (
-    Row("Tent", {"method": "tent"}),
-    Row("SAR", {"method": "sar"}),
+    TableRow("Tent", {"method": "tent"}),
+    TableRow("SAR", {"method": "sar"}),
     _with("TPT", "tpt", _VIEWS),
     _with("C-TPT", "c-tpt", _VIEWS),
     _with("MTA", "mta", "64 views of every image"),
-    Row("TDA", {"method": "tda"}),
-    Row("TDA, tuned", {"method": "tda", "options": {"tuned_on": OWN}}, paper="TDA"),
+    TableRow("TDA", {"method": "tda"}),
+    TableRow("TDA, tuned", {"method": "tda", "options": {"tuned_on": OWN}}, paper="TDA"),
 )
 _CROSS = (
     _plain("CLIP"),
@@ -136,10 +136,10 @@ _COMPONENTS = (
 )
 _TDA_PLUS = (
     *(
-        Row(f"TDA + {title} R=0.9", {"method": "tda", "reducer": reducer, "R": 0.9})
+        TableRow(f"TDA + {title} R=0.9", {"method": "tda", "reducer": reducer, "R": 0.9})
         for title, reducer in (("ATS", "ats"), ("EViT", "evit"), ("ToMe", "tome-table"), ("condensation", "tca"))
     ),
-    Row("TDA", {"method": "tda"}),
+    TableRow("TDA", {"method": "tda"}),
     _tca("TCA R=0.9"),
 )
 
@@ -147,18 +147,18 @@ _TDA_PLUS = (
 _EVERY = (
     _plain("zero-shot"),
     *(_plain(f"{title} R=0.9", reducer, 0.9) for title, reducer in _REDUCERS.items()),
-    Row("TDA", {"method": "tda"}),
-    *(Row(f"TDA + {title} R=0.9", {"method": "tda", "reducer": r, "R": 0.9}) for title, r in _REDUCERS.items()),
+    TableRow("TDA", {"method": "tda"}),
+    *(TableRow(f"TDA + {title} R=0.9", {"method": "tda", "reducer": r, "R": 0.9}) for title, r in _REDUCERS.items()),
     _tca("TCA R=1", 1.0),
     _tca("TCA R=0.9"),
     _tca("TCA R=0.7", 0.7),
-    *(Row(f"{name.upper()}", {"method": name}) for name in ("mta", "zero", "tpt", "c-tpt", "sar")),
-    Row("Tent", {"method": "tent"}),
+    *(TableRow(f"{name.upper()}", {"method": name}) for name in ("mta", "zero", "tpt", "c-tpt", "sar")),
+    TableRow("Tent", {"method": "tent"}),
 )
 
 
-def _preset(name: str) -> Row:
-    return Row(f"preset {name}", {"method": "tca", "preset": name})
+def _preset(name: str) -> TableRow:
+    return TableRow(f"preset {name}", {"method": "tca", "preset": name})
 
 
 _OPTIONS = (
@@ -188,7 +188,7 @@ _OPTIONS = (
     _preset("fixed"),
     _preset("paper"),
     _preset("released"),
-    Row("preset released, tuned", {"method": "tca", "preset": f"released/{OWN}"}),
+    TableRow("preset released, tuned", {"method": "tca", "preset": f"released/{OWN}"}),
 )
 
 _ONE_DEFAULT = (
@@ -197,82 +197,82 @@ _ONE_DEFAULT = (
 _ABLATION = f"{_ONE_DEFAULT} Whatever the table does not vary is as the preset has it, at R = 0.9."
 
 _TABLES = (
-    Table("cross-dataset", "Cross-dataset benchmark, CLIP ViT-B/16", _CROSS, note=_ONE_DEFAULT),
-    Table("cross-dataset-l14", "Cross-dataset benchmark, CLIP ViT-L/14", _CROSS, note=_ONE_DEFAULT),
-    Table(
+    TableSpec("cross-dataset", "Cross-dataset benchmark, CLIP ViT-B/16", _CROSS, note=_ONE_DEFAULT),
+    TableSpec("cross-dataset-l14", "Cross-dataset benchmark, CLIP ViT-L/14", _CROSS, note=_ONE_DEFAULT),
+    TableSpec(
         "ood",
         "ImageNet and its shifted versions",
         _OOD,
         note=f"{_ONE_DEFAULT} The paper calls EViT and ToMe R = 0.95, but prints the cost of dropping 6 %: both are "
         "here, and both are set beside the same printed row.",
     ),
-    Table(
+    TableSpec(
         "cifar100c",
         "CIFAR-100-C",
         (_plain("CLIP"), _plain("EViT R=0.9", "evit", 0.9), _tca("TCA R=0.9")),
         note=f"{_ONE_DEFAULT} The paper gives neither R nor prompts for this table.",
     ),
-    Table("siglip", "SigLIP", (_plain("SigLIP"), _tca("TCA R=0.9")), note=_ONE_DEFAULT),
-    Table("siglip2", "SigLIP 2", (_plain("SigLIP v2"), _tca("TCA R=0.9")), note=_ONE_DEFAULT),
-    Table(
+    TableSpec("siglip", "SigLIP", (_plain("SigLIP"), _tca("TCA R=0.9")), note=_ONE_DEFAULT),
+    TableSpec("siglip2", "SigLIP 2", (_plain("SigLIP v2"), _tca("TCA R=0.9")), note=_ONE_DEFAULT),
+    TableSpec(
         "reservoir-strategy",
         "Who leaves a full class",
         tuple(_tca(name, strategy=name) for name in ("fifo", "uncertainty", "similarity", "diversity")),
         base="diversity",
         note=_ABLATION,
     ),
-    Table(
+    TableSpec(
         "reservoir-size",
         "Entries per class",
         tuple(_tca(f"M={M}", M=M) for M in (1, 2, 3, 4, 6, 8, 12, 16)),
         base="M=3",
         note=_ABLATION,
     ),
-    Table("components", "Anchor and cross-head rank", _COMPONENTS, base="neither", note=_ABLATION),
-    Table(
+    TableSpec("components", "Anchor and cross-head rank", _COMPONENTS, base="neither", note=_ABLATION),
+    TableSpec(
         "budget",
         "Tokens kept",
         tuple(_tca(f"R={R:g}", R) for R in (1.0, 0.9, 0.8, 0.7, 0.6)),
         base="R=1",
         note=_ONE_DEFAULT,
     ),
-    Table(
+    TableSpec(
         "beta",
         "Layer temperature β",
         tuple(_tca(f"β={b:g}", beta=b) for b in (0.01, 0.05, 0.3, 1.0, 3.0, 5.0)),
         base="β=0.3",
         note=_ABLATION,
     ),
-    Table(
+    TableSpec(
         "lambda",
         "Weight λ of the correction",
         tuple(_tca(f"λ={n}", lam=float(n)) for n in range(2, 9)),
         base="λ=8",
         note=_ABLATION,
     ),
-    Table(
+    TableSpec(
         "merge-prune",
         "Merged against pruned tokens",
         tuple(_tca(f"{a}:{b}", merge_prune=(a, b)) for a, b in ((0, 1), (1, 2), (2, 1))),
         base="2:1",
         note=_ABLATION,
     ),
-    Table("centres", "Centres of the coreset", tuple(_tca(f"K={K}", K=K) for K in (1, 2, 3, 4)), "K=2", _ABLATION),
-    Table(
+    TableSpec("centres", "Centres of the coreset", tuple(_tca(f"K={K}", K=K) for K in (1, 2, 3, 4)), "K=2", _ABLATION),
+    TableSpec(
         "tda-plus",
         "TDA on top of token reduction",
         _TDA_PLUS,
         base="TDA + ATS R=0.9",
         note="TDA with its settings for ImageNet on every set; the paper takes those tuned on each set.",
     ),
-    Table(
+    TableSpec(
         "methods",
         "Every method and reducer that needs nothing but the stream",
         _EVERY,
         base="zero-shot",
         note="A table of ours, every method with its one default. ToMe is the published one.",
     ),
-    Table(
+    TableSpec(
         "options",
         "Where paper and released code differ, one option at a time",
         _OPTIONS,
@@ -281,10 +281,10 @@ _TABLES = (
         "whole presets at their own R.",
     ),
 )
-TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
+TABLES: dict[str, TableSpec] = {table.name: table for table in _TABLES}
 
 
-def find(name: str, others: tuple[str, ...] = ()) -> Table:
+def find_table(name: str, others: tuple[str, ...] = ()) -> TableSpec:
     """The table of that name; `others` are further names a user may have meant."""
     if name not in TABLES:
         raise ConfigError(unknown("table or figure", name, (*TABLES, *others, "all")))

@@ -13,7 +13,7 @@ from typing import Any
 from lessmore.lab.report.formats import escape_latex, escape_markdown, harmless
 from lessmore.lab.report.page import part
 from lessmore.paper.notes import Value
-from lessmore.paper.show import Grid, Text, page
+from lessmore.paper.show import TableGrid, Text, page
 
 
 def to_json(value: Value) -> str:
@@ -36,7 +36,7 @@ def to_markdown(value: Value, level: int = 1) -> str:
     return "\n\n".join([*parts, *map(escape_markdown, shown.notes)]) + "\n"
 
 
-def pipes(grid: Grid) -> str:
+def pipes(grid: TableGrid) -> str:
     """A grid as a Markdown table."""
     ruler = ["---"] + ["---:"] * (len(grid.head) - 1)
     lines = [[escape_markdown(text) for text in grid.head], ruler]
@@ -68,7 +68,7 @@ def _latex(text: str) -> str:
     return clean
 
 
-def _tabular(grid: Grid) -> str:
+def _tabular(grid: TableGrid) -> str:
     rows = [[_latex(text) for text in grid.head]]
     rows += [[_marked(cell, _latex, r"\textbf{{{}}}") for cell in line] for line in grid.lines]
     head, *body = [" & ".join(row) + r" \\" for row in rows]
@@ -114,7 +114,7 @@ def to_html(value: Value) -> str:
     )
 
 
-def _table(grid: Grid, number: int) -> str:
+def _table(grid: TableGrid, number: int) -> str:
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in grid.head)
     body = "\n".join(_tr(line) for line in grid.lines)
     return (

@@ -16,7 +16,7 @@ from lessmore.storage.files import write_safetensors
 SCHEMA = "lessmore.state/5"
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and facts, atomically."""
     metadata = {"schema": SCHEMA, "facts": json.dumps(facts, sort_keys=True)}
     try:
@@ -27,7 +27,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
         ) from error
 
 
-def read(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_state(path: Path, identity: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file, refused with the reason unless it shares `identity`."""
     try:
         with safe_open(path, framework="pt") as file:

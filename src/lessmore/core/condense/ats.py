@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lessmore.core.condense.coreset import Condensed, take
+from lessmore.core.condense.coreset import Condensed, gather_tokens
 from lessmore.core.condense.schedule import Stage
 
 LEAST = 8
@@ -40,7 +40,7 @@ def hit(score: Tensor, points: int) -> Tensor:
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, order.gather(1, nearest), True)
 
 
-def chosen(score: Tensor, points: int, least: int) -> Tensor:
+def hit_tokens(score: Tensor, points: int, least: int) -> Tensor:
     """The tokens that are hit, or the `least` best where fewer are: scores [B, n] → bool [B, n]."""
     by_hit = hit(score, points)
     top = score.sort(dim=1, stable=True).indices[:, -least:]
@@ -48,19 +48,19 @@ def chosen(score: Tensor, points: int, least: int) -> Tensor:
     return torch.where(by_hit.sum(dim=1, keepdim=True) < least, by_score, by_hit)
 
 
-def sample(x: Tensor, score: Tensor, size: Tensor | None, stage: Stage) -> Condensed:
+def sample_tokens(x: Tensor, score: Tensor, size: Tensor | None, stage: Stage) -> Condensed:
     """Keep the class token, where there is one, and the patches chosen of x [B, N, D] by their scores [B, n].
 
     size: [B, N], 0 for tokens that only fill up; None where there are none. Tokens keep their order.
     """
     n, first = score.shape[1], x.shape[1] - score.shape[1]
-    keep = chosen(score.detach(), stage.keep, min(LEAST - first, stage.keep, n))
+    keep = hit_tokens(score.detach(), stage.keep, min(LEAST - first, stage.keep, n))
     if size is not None:
         keep &= size[:, first:] > 0
     counts = keep.sum(dim=1, keepdim=True)
     out = int(counts.max())
     order = keep.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :out]
-    tokens = torch.cat([x[:, :first], take(x[:, first:], order)], dim=1)
+    tokens = torch.cat([x[:, :first], gather_tokens(x[:, first:], order)], dim=1)
     present = torch.arange(-first, out, device=x.device) < counts
     taken = Stage(patches=n, keep=out, ambiguous=0, pruned=n - out, centres=0, fused=0)
     target = torch.where(keep, keep.cumsum(dim=1) - 1, -1)

@@ -24,7 +24,7 @@ class Condensed(NamedTuple):
     """How many patches each of `tokens` stands for, [B, out]; None where that does not matter."""
 
 
-def take(x: Tensor, index: Tensor) -> Tensor:
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x [B, n, D] at index [B, k] → [B, k, D]."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
@@ -38,15 +38,15 @@ def condense(
     how many patches each token stands for, [B, n]; with it, merged tokens are means of patches rather than of tokens.
     """
     kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
-    tokens = [take(x, kept)]
+    tokens = [gather_tokens(x, kept)]
     slots = [torch.arange(stage.keep, device=x.device).expand(len(x), -1)]
     if stage.centres:
         weight = None if size is None else size.gather(1, ambiguous)
-        merged, cluster = merge_coreset(take(x, ambiguous), stage.centres, config.merge, weight)
+        merged, cluster = merge_coreset(gather_tokens(x, ambiguous), stage.centres, config.merge, weight)
         tokens.append(merged)
         slots.append(stage.keep + cluster)
     if stage.fused:
-        tokens.append(fuse(take(x, pruned), attention.gather(1, pruned)))
+        tokens.append(fuse(gather_tokens(x, pruned), attention.gather(1, pruned)))
     slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
     target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
     return Condensed(torch.cat(tokens, dim=1), target, stage, None if size is None else carry(size, target, stage))
@@ -88,7 +88,7 @@ def k_centres(distance: Tensor, K: int) -> Tensor:
     for _ in range(1, K):
         chosen = centres.shape[1]
         farthest = nearest.scatter(1, centres, -torch.ones_like(nearest[:, :chosen])).argmax(dim=1, keepdim=True)
-        nearest = torch.minimum(nearest, take(distance, farthest).squeeze(1))
+        nearest = torch.minimum(nearest, gather_tokens(distance, farthest).squeeze(1))
         centres = torch.cat([centres, farthest], dim=1)
     return centres
 
@@ -100,7 +100,7 @@ def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -
     """
     squared = squared_distances(x)
     centres = k_centres(squared, K)
-    to_centre = take(squared, centres)  # [B, K, A]
+    to_centre = gather_tokens(squared, centres)  # [B, K, A]
     cluster = to_centre.argmin(dim=1)
     own = torch.arange(K, device=x.device).expand(len(x), -1)
     cluster = cluster.scatter(1, centres, own)  # a centre stays with itself even beside an equal one

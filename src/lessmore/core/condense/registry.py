@@ -8,21 +8,21 @@ from dataclasses import replace
 from lessmore.config import LATE, Condensation
 from lessmore.errors import ConfigError, unknown
 
-Maker = Callable[[Condensation], Condensation]
-_REDUCERS: dict[str, Maker] = {}
+ReducerMaker = Callable[[Condensation], Condensation]
+_REDUCERS: dict[str, ReducerMaker] = {}
 
 
-def register(name: str) -> Callable[[Maker], Maker]:
+def register_reducer(name: str) -> Callable[[ReducerMaker], ReducerMaker]:
     """Decorator: make a reducer known. It gets a preset's condensation and returns its own, at that R and layers."""
 
-    def add(maker: Maker) -> Maker:
+    def add(maker: ReducerMaker) -> ReducerMaker:
         _REDUCERS[name] = maker
         return maker
 
     return add
 
 
-def known() -> dict[str, Maker]:
+def known_reducers() -> dict[str, ReducerMaker]:
     """All reducers by name."""
     return dict(_REDUCERS)
 
@@ -37,7 +37,7 @@ def reducer_for(name: str, method: str) -> str:
     return name if name != "auto" else "tca" if method == "tca" else "none"
 
 
-def reducer(name: str, base: Condensation, given: Collection[str] = ()) -> Condensation:
+def resolve_reducer(name: str, base: Condensation, given: Collection[str] = ()) -> Condensation:
     """The named reducer at the budget of `base`; given: fields of it that were asked for by name.
 
     The late blocks of the default preset are TCA's own: the other reducers keep those they were published with.
@@ -52,39 +52,39 @@ def reducer(name: str, base: Condensation, given: Collection[str] = ()) -> Conde
     return made
 
 
-@register("none")
+@register_reducer("none")
 def none(base: Condensation) -> Condensation:
     """No condensation: every block sees every token."""
     return Condensation(R=1.0, layers=base.layers, summary=base.summary)
 
 
-@register("tca")
+@register_reducer("tca")
 def tca(base: Condensation) -> Condensation:
     """Token condensation as the preset sets it."""
     return base
 
 
-@register("evit")
+@register_reducer("evit")
 def evit(base: Condensation) -> Condensation:
     """EViT: keep ceil(R·n) tokens by head-mean class attention, fuse the rest into one; no anchors, nothing merged."""
     own = Condensation(counts="keep", merge_prune=(0, 1), K=0, pruned="fuse", score="mean")
     return _budget(own, base)
 
 
-@register("tome")
+@register_reducer("tome")
 def tome(base: Condensation) -> Condensation:
     """ToMe: in every block, merge the r most similar pairs of tokens by their keys; r from R at the same cost."""
     return _budget(Condensation(rule="matching", counts="even", r=base.r, proportional=True), base)
 
 
-@register("tome-table")
+@register_reducer("tome-table")
 def tome_table(base: Condensation) -> Condensation:
     """ToMe as in the paper's table: three blocks, pairs by rows of the attention, sizes unseen by the attention."""
     own = Condensation(rule="matching", counts="merge", metric="attention")
     return _budget(own, base)
 
 
-@register("ats")
+@register_reducer("ats")
 def ats(base: Condensation) -> Condensation:
     """ATS: keep the tokens that inverse transform sampling hits, at most ceil(R·n); how many depends on the image."""
     return _budget(Condensation(rule="sampling", counts="keep"), base)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.core.condense.coreset import Condensed, take
+from lessmore.core.condense.coreset import Condensed, gather_tokens
 from lessmore.core.condense.schedule import Stage
 
 
@@ -43,7 +43,9 @@ def merge(x: Tensor, matching: Matching) -> Tensor:
     """Sums of matched tokens [B, N, D] → [B, N − r, D]: the even ones that stay, then the odd ones."""
     even, odd = x[:, ::2], x[:, 1::2]
     pairs = F.one_hot(matching.partner, odd.shape[1]).to(x.dtype)
-    return torch.cat([take(even, matching.stay), odd + pairs.transpose(1, 2) @ take(even, matching.away)], dim=1)
+    return torch.cat(
+        [gather_tokens(even, matching.stay), odd + pairs.transpose(1, 2) @ gather_tokens(even, matching.away)], dim=1
+    )
 
 
 def targets(matching: Matching, N: int) -> Tensor:

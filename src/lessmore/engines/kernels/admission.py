@@ -73,7 +73,7 @@ def _walk(
     tl.store(ready + c, time)
 
 
-def walk(
+def fused_admit(
     state: Reservoir, strategy: Strategy, labels: Tensor, keys: Tensor, sound: Tensor, near: Tensor | None,
     cosines: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip

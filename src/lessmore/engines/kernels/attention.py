@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lessmore.config import Rows
+from lessmore.config import QueryRows
 
 _ROWS = {"class": 0, "anchor": 1, "both": 2}
 
@@ -148,7 +148,7 @@ def faster(qkv: Tensor, heads: int) -> bool:
 
 def attention(
     qkv: Tensor, out: Tensor, heads: int, slot: bool = False, scores: Tensor | None = None,
-    ranks: Tensor | None = None, label: Tensor | None = None, rows: Rows = "class", anchor_kv: bool = False,
+    ranks: Tensor | None = None, label: Tensor | None = None, rows: QueryRows = "class", anchor_kv: bool = False,
     size: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of qkv [B, N, 3·D] into out [B, N, D]; with `scores` and `ranks` those of the patches, [B, H, n].
@@ -173,7 +173,7 @@ def attention(
 
 def scores(
     qkv: Tensor, heads: int, ranked: bool = True, slot: bool = False, label: Tensor | None = None,
-    rows: Rows = "class", anchor_kv: bool = False, size: Tensor | None = None,
+    rows: QueryRows = "class", anchor_kv: bool = False, size: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `attention` would score, alone: scores [B, H, n] and, where asked for, ranks.
 

@@ -302,12 +302,12 @@ MANY = 8
 """Images from which on an order is found apart."""
 
 
-def tiles(B: int) -> tuple[int, int]:
+def distance_tiles(B: int) -> tuple[int, int]:
     """Tokens per program and its warps, for so many images; measured on an H200."""
     return (8, 4) if B >= MANY else (4, 4)
 
 
-def condense(
+def fused_condense(
     x: Tensor, y: Tensor, sums: Sums, scores: Tensor, ranks: Tensor | None, order: Tensor, target: Tensor,
     ticket: Tensor, stage: Stage, config: Condensation, delta: Tensor | None = None, size: Tensor | None = None,
     carried: Tensor | None = None,
@@ -323,7 +323,7 @@ def condense(
     B, heads, n = scores.shape
     nothing = x
     added, ranked = x if delta is None else delta, scores if ranks is None else ranks
-    lead, ordered, (tile, warps) = x.shape[1] - n, B >= MANY, tiles(B)
+    lead, ordered, (tile, warps) = x.shape[1] - n, B >= MANY, distance_tiles(B)
     known = {"RANK": ranks is not None, "ALL": triton.next_power_of_2(n)}
     if ordered:
         sums_of = scores.sum(dim=1), ranked.sum(dim=1, dtype=ranked.dtype)

@@ -1,4 +1,4 @@
-"""A chunk's logits without the centre of their stream: `lessmore.core.debias.observe`, image after image, in one launch.
+"""A chunk's logits without the centre of their stream: `core.debias.observe`, image after image, in one launch.
 
 One program holds what is remembered in registers, so that a step costs a few reductions over the classes.
 """

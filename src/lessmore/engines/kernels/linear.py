@@ -36,7 +36,7 @@ class Packed(NamedTuple):
     """Of the norm; negative where there is none."""
 
 
-def pack(linear: nn.Linear, norm: nn.Module | None = None, scale: Tensor | None = None) -> Packed:
+def pack_weights(linear: nn.Linear, norm: nn.Module | None = None, scale: Tensor | None = None) -> Packed:
     """Fold a LayerNorm before and a LayerScale after a linear layer into its weights."""
     weight = linear.weight.detach().double()
     bias = torch.zeros_like(weight[:, 0]) if linear.bias is None else linear.bias.detach().double()
@@ -72,7 +72,7 @@ def _fetch(ahead, lines, LINES: tl.constexpr):
     i = program * LINES + tl.arange(0, LINES)
     address = tl.where(i < lines, ahead.to(tl.int64) + i.to(tl.int64) * 128, ahead.to(tl.int64))
     tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack_weights=1
     )
 
 
@@ -125,7 +125,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles(rows: int, N: int, K: int) -> Tiles:
+def product_tiles(rows: int, N: int, K: int) -> Tiles:
     """Tiles that keep all multiprocessors busy with few rows; measured on an H200."""
     if rows <= 16:
         return Tiles(16, 32, 128, 4, 4)
@@ -136,7 +136,7 @@ def tiles(rows: int, N: int, K: int) -> Tiles:
 
 def parts(rows: int, N: int, K: int) -> int:
     """Parts of the `Sums` that `linear` emits."""
-    return triton.cdiv(N, tiles(rows, N, K).cols)
+    return triton.cdiv(N, product_tiles(rows, N, K).cols)
 
 
 def linear(
@@ -149,7 +149,7 @@ def linear(
     """
     rows, K = x.shape
     N = len(packed.weight)
-    cut = cut or tiles(rows, N, K)
+    cut = cut or product_tiles(rows, N, K)
     extra = y if residual is None else residual
     moments = packed.bias.view(1, 1, -1) if sums is None else sums
     emitted = packed.bias if emit is None else emit

@@ -42,7 +42,7 @@ def _look_up(
     tl.store(token + b * D + d, tl.load(means + row * stride_m + d, mask=d < D, other=0), mask=d < D)
 
 
-def look_up(summary: Tensor, anchors: Candidates) -> tuple[Tensor, Tensor, Tensor]:
+def fused_look_up(summary: Tensor, anchors: Candidates) -> tuple[Tensor, Tensor, Tensor]:
     """For summary tokens [B, D] (rows may be strided): the class, the anchor [B, D], and its lead over the next, [B].
 
     The class is −1 where none is ready or nothing is near; then the anchor is some finite row.

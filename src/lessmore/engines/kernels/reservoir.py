@@ -82,7 +82,7 @@ class Search(NamedTuple):
         return cls(torch.zeros(B, parts, device=device), labels, torch.zeros(B, dtype=torch.int32, device=device))
 
 
-def nearest(
+def fused_nearest(
     x: Tensor, sums: Sums, state: Reservoir, layer: int, everyone: bool, label: Tensor, space: Search
 ) -> Tensor:
     """The class anchor nearest to the summary token x[:, 1] → its class in label [1], its mean in x[:, 0].
@@ -152,7 +152,7 @@ def own_sums(tokens: Tensor, middle: Tensor) -> Tensor:
     return torch.stack([(wide * wide).sum(dim=-1), (wide * middle).sum(dim=-1), middle.square().sum(dim=-1)], dim=-2)
 
 
-def affinities(
+def fused_affinities(
     tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor, middle: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -326,7 +326,7 @@ def _finish(
             tl.store(counts + index, tl.maximum(count, place + 1).to(tl.int64))
 
 
-class Sample(NamedTuple):
+class StepBuffers(NamedTuple):
     """Where `settle` leaves what it found out about a sample."""
 
     label: Tensor
@@ -343,17 +343,17 @@ class Sample(NamedTuple):
     """[C] float32"""
 
     @classmethod
-    def of(cls, C: int, M: int, device: torch.device) -> Sample:
+    def of(cls, C: int, M: int, device: torch.device) -> StepBuffers:
         """New space."""
         whole = torch.zeros(2, dtype=torch.int32, device=device)
         key, affinity = torch.zeros((), device=device), torch.zeros(C, M, device=device)
         return cls(whole[0], whole[1], key, affinity, torch.zeros(C, device=device), torch.zeros(C, device=device))
 
 
-def settle(
+def fused_settle(
     logits: Tensor, believed: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation,
-    sample: Sample, trust: Tensor | None = None,
-) -> Sample:  # fmt: skip
+    sample: StepBuffers, trust: Tensor | None = None,
+) -> StepBuffers:  # fmt: skip
     """Let a sample into the reservoir, in place, and correct its answer; `sample.affinity` is there already.
 
     logits [C]: zero-shot; believed [C]: those that label, reliability and correction are taken from. They and feature

@@ -23,11 +23,11 @@ from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError, LessmoreError, StateError
 from lessmore.lab.cache import CachedEncoder, Shards, cache_folder, effective
-from lessmore.lab.job import Job, open_model, prepare
+from lessmore.lab.job import Job, open_model, prepare_job
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tokens import PALETTE, as_seen, cluster_colours, jpeg_uri
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.store import Row
+from lessmore.lab.store import SampleRow
 from lessmore.methods import make
 from lessmore.methods.tca import TCA
 from lessmore.models.to_pixels import to_pixels
@@ -38,7 +38,7 @@ PICTURE, THUMBNAIL = 224, 72
 ENTRIES = 300
 """So many of the reservoir's images are shown at most."""
 
-Tick = Callable[[], object]
+AlbumTick = Callable[[], object]
 
 
 class Tokens(NamedTuple):
@@ -51,12 +51,12 @@ class Tokens(NamedTuple):
     """Patch tokens that left each block."""
 
 
-class Entry(NamedTuple):
+class AlbumEntry(NamedTuple):
     """An image in the reservoir at the end of the stream."""
 
     label: int
     """The class it stands for."""
-    row: Row
+    row: SampleRow
     key: float
     """Its entropy, or whatever the preset's key is."""
     uri: str
@@ -71,7 +71,7 @@ class Album:
     uris: dict[int, str] = field(default_factory=dict)
     """Pictures by the number of their sample."""
     tokens: dict[int, Tokens] = field(default_factory=dict)
-    reservoir: tuple[Entry, ...] = ()
+    reservoir: tuple[AlbumEntry, ...] = ()
     entries: int = 0
     """Images in the reservoir, shown or not."""
     notes: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Library:
         dataset, name = self.dataset(spec), (spec.model, spec.precision)
         if name not in self._models:
             self._models[name] = open_model(spec)
-        job, then = prepare(spec, self._models[name], dataset), run.header["identity"]
+        job, then = prepare_job(spec, self._models[name], dataset), run.header["identity"]
         for part, now in (("stream", job.stream.fingerprint()), *((p, job.sight[p]) for p in ("pixels", "model"))):
             if now != then[part]:
                 raise ConfigError(f"{_WHAT[part]} not those of the run any more; {_REMEDY}")
@@ -119,7 +119,7 @@ _WHAT["model"] = "the weights under this model's name are"
 _REMEDY = "put back what the run saw (--root says where data sets are), or do the run again"
 
 
-def look(run: Finished, library: Library, count: int, tick: Tick = lambda: None) -> Album:
+def look_through(run: Finished, library: Library, count: int, tick: AlbumTick = lambda: None) -> Album:
     """Class names, and with count > 0 pictures of that many images and of the reservoir; tick: after each image."""
     classes = tuple(run.header.get("classes", ()))
     if not count:
@@ -130,7 +130,7 @@ def look(run: Finished, library: Library, count: int, tick: Tick = lambda: None)
         return Album(classes, notes=(f"There are no pictures: {error}.",))
 
 
-def choose(rows: Sequence[Row], count: int) -> list[int]:
+def choose(rows: Sequence[SampleRow], count: int) -> list[int]:
     """Numbers of the samples to picture: those that adaptation fixed or broke in turn, then the others."""
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for row in rows:
@@ -148,7 +148,7 @@ def _in_turn(*lists: Iterable[int]) -> list[int]:
 class _Look:
     """One run, gone through again."""
 
-    def __init__(self, job: Job, rows: Sequence[Row], cache: bool | str | Path, tick: Tick) -> None:
+    def __init__(self, job: Job, rows: Sequence[SampleRow], cache: bool | str | Path, tick: AlbumTick) -> None:
         self.job = job
         self.rows = [row for row in rows if "error" not in row]
         self.tick = tick
@@ -172,7 +172,7 @@ class _Look:
         self.encoder.shards.flush()
         pictures = {i: jpeg_uri(as_seen(self.job.stream.image(i), self.job.vlm), PICTURE) for i in chosen}
         entries = self._entries()
-        shown = tuple(Entry(c, row, key, self._thumbnail(row)) for c, row, key in entries[:ENTRIES])
+        shown = tuple(AlbumEntry(c, row, key, self._thumbnail(row)) for c, row, key in entries[:ENTRIES])
         return Album(classes, pictures, tokens, shown, len(entries), tuple(self._notes(differ)))
 
     def _pixels(self, i: int) -> Tensor:
@@ -198,7 +198,7 @@ class _Look:
         entry, _ = self.encoder(self.job.stream.id(i), lambda: self._pixels(i))
         return int(self.method.answer(entry.encoded).scores.argmax())
 
-    def _entries(self) -> list[tuple[int, Row, float]]:
+    def _entries(self) -> list[tuple[int, SampleRow, float]]:
         """Class, row and key of every image in the reservoir, class by class, the surest first."""
         if not isinstance(self.method, TCA):
             return []
@@ -208,7 +208,7 @@ class _Look:
         found = [(c, self.rows[int(held.ids[c, m])], float(held.keys[c, m])) for c, m in places]
         return sorted(found, key=lambda entry: (entry[0], entry[2]))
 
-    def _thumbnail(self, row: Row) -> str:
+    def _thumbnail(self, row: SampleRow) -> str:
         return jpeg_uri(as_seen(self.job.stream.image(row["i"]), self.job.vlm), THUMBNAIL)
 
     def _notes(self, differ: int) -> Iterable[str]:

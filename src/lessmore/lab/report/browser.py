@@ -7,7 +7,7 @@ from typing import Any
 
 from lessmore.lab.report.album import Album
 from lessmore.lab.report.tokens import PALETTE, TINT
-from lessmore.lab.store import Row
+from lessmore.lab.store import SampleRow
 
 _NONE = -1
 
@@ -23,7 +23,7 @@ class Texts:
         return self.all.setdefault(text, len(self.all))
 
 
-def payload(titles: Sequence[str], rows: Sequence[Sequence[Row]], albums: Sequence[Album]) -> dict[str, Any]:
+def payload(titles: Sequence[str], rows: Sequence[Sequence[SampleRow]], albums: Sequence[Album]) -> dict[str, Any]:
     """Everything about all runs that the script reads; lists of the runs are in the same order."""
     ids, lists = Texts(), list[list[str]]()
     runs: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ def payload(titles: Sequence[str], rows: Sequence[Sequence[Row]], albums: Sequen
     return {"palette": PALETTE, "tint": TINT, "ids": list(ids.all), "classes": lists, "uris": uris, "runs": runs}
 
 
-def names_of(rows: Sequence[Row], album: Album) -> Sequence[str]:
+def names_of(rows: Sequence[SampleRow], album: Album) -> Sequence[str]:
     """Class names, or numbers where the run does not say them."""
     if album.classes:
         return album.classes
@@ -47,7 +47,7 @@ def names_of(rows: Sequence[Row], album: Album) -> Sequence[str]:
     return [f"class {c}" for c in range(last + 1)]
 
 
-def _columns(rows: Sequence[Row], ids: Texts) -> dict[str, Any]:
+def _columns(rows: Sequence[SampleRow], ids: Texts) -> dict[str, Any]:
     """Numbers of each sample; probabilities in thousandths, −1 where an image could not be read."""
     domains = Texts()
     return {
@@ -66,11 +66,11 @@ _ANSWERS = {"zero": "zero_shot", "before": "unadapted", "after": "prediction"}
 _SURE = {"zero": "zero_shot_probability", "before": "unadapted_probability", "after": "probability"}
 
 
-def _thousandths(row: Row, name: str) -> int:
+def _thousandths(row: SampleRow, name: str) -> int:
     return round(1000 * row[name]) if name in row else _NONE
 
 
-def _picture(row: Row, album: Album) -> dict[str, Any]:
+def _picture(row: SampleRow, album: Album) -> dict[str, Any]:
     """The five likeliest classes of a pictured sample, and what became of its tokens where any were condensed."""
     tokens = album.tokens.get(row["i"])
     top = [[c, round(1000 * p)] for c, p in zip(row["top5"], row["top5_probabilities"], strict=True)]

@@ -12,7 +12,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 24
 _TITLE = 14  # room for the title of the horizontal axis
 _POINTS = 150  # a curve has no more corners than that, whatever the length of its stream
 
-Point = tuple[float, float]
+ChartPoint = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Plot:
         self._parts: list[str] = []
         self._grid()
 
-    def at(self, x: float, y: float) -> Point:
+    def at(self, x: float, y: float) -> ChartPoint:
         """Where a point of the data lies in the drawing."""
         across = (x - self._x.low) / ((self._x.high - self._x.low) or 1)
         up = (y - self._y.low) / ((self._y.high - self._y.low) or 1)
@@ -75,14 +75,14 @@ class Plot:
         named = f' class="{css}"' if css else ""
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>')
 
-    def line(self, points: Sequence[Point], css: str) -> None:
+    def line(self, points: Sequence[ChartPoint], css: str) -> None:
         """A curve through the points, thinned out where there are many."""
         every = max(1, math.ceil(len(points) / _POINTS))
         shown = sorted({*range(0, len(points), every), len(points) - 1} - {-1})
         corners = " ".join("{:.1f},{:.1f}".format(*self.at(*points[i])) for i in shown)
         self._parts.append(f'<polyline points="{corners}" class="{css}"/>')
 
-    def dot(self, point: Point, css: str, radius: float = 4, told: str = "") -> None:
+    def dot(self, point: ChartPoint, css: str, radius: float = 4, told: str = "") -> None:
         """A disc; told: what it says when it is pointed at."""
         x, y = self.at(*point)
         title = f"<title>{escape(told)}</title>" if told else ""
@@ -93,7 +93,7 @@ class Plot:
         (left, bottom), (_, top) = self.at(x, low), self.at(x, high)
         self._parts.append(f'<line x1="{left:.1f}" y1="{bottom:.1f}" x2="{left:.1f}" y2="{top:.1f}" class="{css}"/>')
 
-    def note(self, point: Point, text: str) -> None:
+    def note(self, point: ChartPoint, text: str) -> None:
         """A short text to the upper right of a point, or to the upper left where there is no room."""
         x, y = self.at(*point)
         left = x > self._width - _RIGHT - 24
@@ -145,7 +145,7 @@ def _bar(bar: Bar, top: float, zero: float, unit: float) -> str:
         f"<g><title>{escape(bar.told)}</title>"
         f'<text x="{_NAMES - 6}" y="{y:.1f}" text-anchor="end" class="name">{escape(name)}</text>'
         f'<rect x="{start:.1f}" y="{top + 2:.1f}" width="{length:.1f}" height="{_ROW - 4}" class="{css}"/>'
-        f'<text x="{beside:.1f}" y="{y:.1f}" text-anchor="{anchor}">{signed(bar.value)}</text></g>'
+        f'<text x="{beside:.1f}" y="{y:.1f}" text-anchor="{anchor}">{signed_number(bar.value)}</text></g>'
     )
 
 
@@ -158,16 +158,16 @@ def interval(low: float, value: float, high: float, widest: float) -> str:
     return (
         '<svg viewBox="0 0 100 12" class="interval" aria-hidden="true">'
         '<line x1="50" y1="0" x2="50" y2="12" class="axis"/>'
-        f'<line x1="{x(low):.1f}" y1="6" x2="{x(high):.1f}" y2="6" class="{verdict(low, high)}"/>'
-        f'<circle cx="{x(value):.1f}" cy="6" r="3" class="{verdict(low, high)}"/></svg>'
+        f'<line x1="{x(low):.1f}" y1="6" x2="{x(high):.1f}" y2="6" class="{gain_verdict(low, high)}"/>'
+        f'<circle cx="{x(value):.1f}" cy="6" r="3" class="{gain_verdict(low, high)}"/></svg>'
     )
 
 
-def verdict(low: float, high: float) -> str:
+def gain_verdict(low: float, high: float) -> str:
     """The class of a difference: good or bad where its interval leaves out zero, else unsure."""
     return "good" if low > 0 else "bad" if high < 0 else "unsure"
 
 
-def signed(value: float, digits: int = 1) -> str:
+def signed_number(value: float, digits: int = 1) -> str:
     """With its sign, and a minus as long as the plus."""
     return f"{value:+.{digits}f}".replace("-", "−")

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 import lessmore
 from lessmore.config import preset
-from lessmore.core.condense.registry import reducer
+from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
-from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, Contender, Result, Stream, kind
-from lessmore.lab.report.page import Chart, Estimate, Page, Row
+from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoStream, Result, kind
+from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate
 
 SCHEMA = "lessmore.demo/1"
 _FIRST = 20  # running accuracies of fewer images say nothing
@@ -26,10 +26,10 @@ _Z = 1.959964  # 97.5 % point of the normal distribution
 
 
 @dataclass(frozen=True)
-class Line:
+class ContenderLine:
     """One contender's numbers."""
 
-    contender: Contender
+    contender: DemoContender
     accuracy: list[Estimate]
     """One per shift, then their mean, in percent."""
     gain: list[Estimate]
@@ -65,19 +65,19 @@ def paired(differences: Sequence[NDArray[np.float64]], seed: int = 0) -> Estimat
     return Estimate(100 * float(np.mean([d.mean() for d in differences])), 100 * float(low), 100 * float(high))
 
 
-def lines(result: Result) -> list[Line]:
+def lines(result: Result) -> list[ContenderLine]:
     """The numbers of every contender."""
     return [_line(result, contender) for contender in CONTENDERS]
 
 
-def _line(result: Result, contender: Contender) -> Line:
+def _line(result: Result, contender: DemoContender) -> ContenderLine:
     name = contender.name
     hits = [stream.hits(name) for stream in result.streams]
     gains = [stream.hits(name) - stream.hits(BASELINE) for stream in result.streams]
     chosen = preset(PRESET, R=contender.R)
     adaptation = chosen.adaptation if contender.method == "tca" else None
-    condensation = reducer(contender.reducer, chosen.condensation)
-    return Line(
+    condensation = resolve_reducer(contender.reducer, chosen.condensation)
+    return ContenderLine(
         contender=contender,
         accuracy=[*map(wilson, hits), wilson(np.concatenate(hits))],
         gain=[*(paired([gain]) for gain in gains), paired(gains)],
@@ -86,23 +86,23 @@ def _line(result: Result, contender: Contender) -> Line:
     )
 
 
-def changes(streams: Sequence[Stream]) -> dict[str, int]:
+def changes(streams: Sequence[DemoStream]) -> dict[str, int]:
     """How often TCA left zero-shot's answer right or wrong, fixed it or broke it."""
     return _counts(streams, [stream.answers[BASELINE] for stream in streams])
 
 
-def corrections(streams: Sequence[Stream]) -> dict[str, int]:
+def corrections(streams: Sequence[DemoStream]) -> dict[str, int]:
     """The same for the correction alone, against the answer of the same condensed forward pass without it."""
     return _counts(streams, [stream.before for stream in streams])
 
 
-def _counts(streams: Sequence[Stream], before: Sequence[NDArray[np.int64]]) -> dict[str, int]:
+def _counts(streams: Sequence[DemoStream], before: Sequence[NDArray[np.int64]]) -> dict[str, int]:
     rows = [row for s, b in zip(streams, before, strict=True) for row in zip(s.labels, b, s.answers[OURS], strict=True)]
     counted = Counter(kind(*row) for row in rows)
     return {name: counted[name] for name in ("right", "fixed", "broken", "wrong")}
 
 
-def verdict(result: Result, found: Sequence[Line]) -> str:
+def demo_verdict(result: Result, found: Sequence[ContenderLine]) -> str:
     """The outcome in one sentence, whatever it is."""
     ours, plain = (next(line for line in found if line.contender.name == name) for name in (OURS, BASELINE))
     gain, saved = ours.gain[-1], 100 * (1 - ours.gmacs / plain.gmacs)
@@ -124,7 +124,7 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def text_table(result: Result, found: Sequence[Line]) -> str:
+def text_table(result: Result, found: Sequence[ContenderLine]) -> str:
     """An aligned table for terminals."""
     titles = [stream.title for stream in result.streams]
     head = ["", *titles, "mean", "gain over zero-shot", "GMACs", "ms"]
@@ -140,18 +140,18 @@ def _short(estimate: Estimate) -> str:
     return f"{estimate.value:.1f} ±{(estimate.high - estimate.low) / 2:.1f}"
 
 
-def _gain(line: Line) -> str:
+def _gain(line: ContenderLine) -> str:
     gain = line.gain[-1]
     return (
         "" if line.contender.name == BASELINE else f"{_signed(gain.value)} [{_signed(gain.low)}, {_signed(gain.high)}]"
     )
 
 
-def _costs(line: Line) -> tuple[str, str]:
+def _costs(line: ContenderLine) -> tuple[str, str]:
     return f"{line.gmacs:.3f}", f"{line.median_ms:.1f}"
 
 
-def as_json(result: Result, found: Sequence[Line]) -> dict[str, Any]:
+def as_json(result: Result, found: Sequence[ContenderLine]) -> dict[str, Any]:
     """All numbers of the run, the answers included, in plain values."""
     names = [*(stream.title for stream in result.streams), "mean"]
     return {
@@ -171,7 +171,7 @@ def as_json(result: Result, found: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _line_json(line: Line, names: Sequence[str]) -> dict[str, Any]:
+def _line_json(line: ContenderLine, names: Sequence[str]) -> dict[str, Any]:
     spread = {"mean": line.ms.mean(), "p50": line.median_ms, "p95": np.quantile(line.ms, 0.95)}
     return {
         **{k: v for k, v in line.contender._asdict().items() if k != "name"},
@@ -182,16 +182,16 @@ def _line_json(line: Line, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _stream_json(stream: Stream) -> dict[str, Any]:
+def _stream_json(stream: DemoStream) -> dict[str, Any]:
     answers = {name: values.tolist() for name, values in stream.answers.items()}
     return {"labels": stream.labels.tolist(), "answers": answers, "before_correction": stream.before.tolist()}
 
 
-def as_page(result: Result, found: Sequence[Line]) -> Page:
+def as_page(result: Result, found: Sequence[ContenderLine]) -> DemoPage:
     """The page of the run."""
-    return Page(
+    return DemoPage(
         title="lessmore demo: a classifier that adapts while it runs",
-        lead=verdict(result, found).replace(" %", "\u00a0%"),
+        lead=demo_verdict(result, found).replace(" %", "\u00a0%"),
         facts=_facts(result),
         columns=["method", *(stream.title for stream in result.streams), "mean", "GMACs", "ms per image"],
         rows=_rows(found),
@@ -215,12 +215,12 @@ def _facts(result: Result) -> dict[str, str]:
     }
 
 
-def _rows(found: Sequence[Line]) -> list[Row]:
+def _rows(found: Sequence[ContenderLine]) -> list[DemoRow]:
     plain = found[0]
-    rows = [Row(line.contender.name, line.accuracy, line.gmacs, line.median_ms) for line in found]
+    rows = [DemoRow(line.contender.name, line.accuracy, line.gmacs, line.median_ms) for line in found]
     for line in found[1:]:
         gmacs, ms = 100 * (line.gmacs / plain.gmacs - 1), 100 * (line.median_ms / plain.median_ms - 1)
-        rows.append(Row(f"{line.contender.name} gain", line.gain, gmacs, ms, gain=True))
+        rows.append(DemoRow(f"{line.contender.name} gain", line.gain, gmacs, ms, gain=True))
     return rows
 
 
@@ -235,14 +235,14 @@ def _notes(result: Result) -> str:
     )
 
 
-def _chart(stream: Stream) -> Chart:
+def _chart(stream: DemoStream) -> Chart:
     first = min(_FIRST, len(stream.labels))
     counts = np.arange(1, len(stream.labels) + 1)
     curves = {name: (100 * np.cumsum(stream.hits(name)) / counts)[first - 1 :].tolist() for name in stream.answers}
     return Chart(stream.title, curves, first)
 
 
-def _gallery(streams: Sequence[Stream]) -> str:
+def _gallery(streams: Sequence[DemoStream]) -> str:
     every, own = changes(streams), corrections(streams)
     images = sum(len(stream.labels) for stream in streams)
     return (

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lessmore.lab.metrics import BINS
-from lessmore.lab.report.charts import Axis, Bar, Plot, bars, round_axis, signed
-from lessmore.lab.store import Row
+from lessmore.lab.report.charts import Axis, Bar, Plot, bars, round_axis, signed_number
+from lessmore.lab.store import SampleRow
 
 _FIRST = 20  # running accuracies of fewer images say nothing
 _BARS = 15  # a chart has no more
@@ -22,7 +22,7 @@ Curve = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Figure:
+class DetailFigure:
     """A chart, what it says in words, and its numbers as a table."""
 
     title: str
@@ -32,7 +32,7 @@ class Figure:
     body: tuple[tuple[str, ...], ...]
 
 
-def over_time(rows: Sequence[Row]) -> Figure:
+def over_time_figure(rows: Sequence[SampleRow]) -> DetailFigure:
     """Share of right answers among all images so far."""
     answered = [row for row in rows if "error" not in row]
     first, n = min(_FIRST, len(answered)), len(answered)
@@ -44,15 +44,17 @@ def over_time(rows: Sequence[Row]) -> Figure:
     at = np.unique(np.linspace(0, n - first, 11).round().astype(int))
     body = tuple((f"{first + i:,}", *(f"{curve[i]:.1f}" for curve in curves)) for i in at)
     label = f"Accuracy over all images so far. After {n} images: {ends}"
-    return Figure("Running accuracy", plot.svg(label), f"At the end: {ends}.", ("images", "zero-shot", "adapted"), body)
+    return DetailFigure(
+        "Running accuracy", plot.svg(label), f"At the end: {ends}.", ("images", "zero-shot", "adapted"), body
+    )
 
 
-def _running(rows: Sequence[Row], name: str) -> Curve:
+def _running(rows: Sequence[SampleRow], name: str) -> Curve:
     hits = np.array([row[name] == row["label"] for row in rows], dtype=np.float64)
     return np.asarray(100 * hits.cumsum() / np.arange(1, len(hits) + 1))
 
 
-def windows(parts: Sequence[Any]) -> Figure:
+def windows(parts: Sequence[Any]) -> DetailFigure:
     """Accuracy within equal parts of the stream, as the summary has it."""
     ends = [part["seen"] for part in parts]
     middles = [(start + end) / 2 for start, end in zip([0, *ends], ends, strict=False)]
@@ -65,7 +67,9 @@ def windows(parts: Sequence[Any]) -> Figure:
     body = tuple((f"{end:,}", *(f"{c[i]:.1f}" for c in curves)) for i, end in enumerate(ends))
     caption = f"Each point is one of {len(parts)} equal parts of the stream."
     label = f"Accuracy within {len(parts)} equal parts of the stream; the table below has the numbers"
-    return Figure("Accuracy part by part", plot.svg(label), caption, ("images up to", "zero-shot", "adapted"), body)
+    return DetailFigure(
+        "Accuracy part by part", plot.svg(label), caption, ("images up to", "zero-shot", "adapted"), body
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Bins:
     share: Curve
 
 
-def binned(rows: Sequence[Row], name: str, probability: str) -> Bins:
+def binned(rows: Sequence[SampleRow], name: str, probability: str) -> Bins:
     """Equal bins of the confidence, as many as the calibration error has."""
     answered = [row for row in rows if "error" not in row]
     sure = np.array([row[probability] for row in answered], dtype=np.float64)
@@ -90,7 +94,7 @@ def binned(rows: Sequence[Row], name: str, probability: str) -> Bins:
     return Bins(sums[0], sums[1], counts[used] / len(answered))
 
 
-def calibration(rows: Sequence[Row], metrics: Any) -> Figure:
+def calibration_figure(rows: Sequence[SampleRow], metrics: Any) -> DetailFigure:
     """Accuracy against confidence; on the diagonal they agree."""
     both = {
         "zero-shot": binned(rows, "zero_shot", "zero_shot_probability"),
@@ -117,7 +121,7 @@ def calibration(rows: Sequence[Row], metrics: Any) -> Figure:
     caption = (
         f"Calibration error: {errors}. Below the dashed line answers are surer than right. Large dots: many answers."
     )
-    return Figure(
+    return DetailFigure(
         "Calibration", plot.svg(f"Accuracy against confidence. Calibration error: {errors}"), caption, head, body
     )
 
@@ -136,21 +140,21 @@ class Gain(NamedTuple):
         return self.adapted - self.zero_shot
 
 
-def by_class(rows: Sequence[Row], classes: Sequence[str]) -> tuple[Figure, Figure]:
+def by_class(rows: Sequence[SampleRow], classes: Sequence[str]) -> tuple[DetailFigure, DetailFigure]:
     """The classes that gain most, with a table of all, and those that lose most."""
-    lines = class_gains(rows, classes)
+    lines = class_gain_figure(rows, classes)
     better, worse = ([line for line in lines if sign * line.points > 0] for sign in (1, -1))
     span = max(abs(line.points) for line in lines)
     same = f"; {len(lines) - len(better) - len(worse)} are as before" if better else ""
     up = f"{len(better)} of {len(lines)} classes gain{same}.{_only(better)}"
     down = f"{len(worse)} of {len(lines)} classes lose.{_only(worse)}"
     return (
-        Figure("Classes that gain, points", _bars(better[:_BARS], up, span), up, *_table(lines, "class")),
-        Figure("Classes that lose, points", _bars(worse[: -_BARS - 1 : -1], down, span), down, (), ()),
+        DetailFigure("Classes that gain, points", _bars(better[:_BARS], up, span), up, *_table(lines, "class")),
+        DetailFigure("Classes that lose, points", _bars(worse[: -_BARS - 1 : -1], down, span), down, (), ()),
     )
 
 
-def class_gains(rows: Sequence[Row], classes: Sequence[str]) -> list[Gain]:
+def class_gain_figure(rows: Sequence[SampleRow], classes: Sequence[str]) -> list[Gain]:
     """Every class that was seen, the largest gain first."""
     answered = [row for row in rows if "error" not in row]
     labels = np.array([row["label"] for row in answered])
@@ -165,11 +169,11 @@ def class_gains(rows: Sequence[Row], classes: Sequence[str]) -> list[Gain]:
     return [Gain(classes[seen[i]], int(counts[seen[i]]), float(plain[i]), float(ours[i])) for i in order]
 
 
-def by_domain(domains: Mapping[str, Any]) -> Figure:
+def by_domain(domains: Mapping[str, Any]) -> DetailFigure:
     """Gain of every domain, in the order of the stream."""
     lines = [Gain(name, d["n"], 100 * d["zero_shot_accuracy"], 100 * d["accuracy"]) for name, d in domains.items()]
     caption = f"{len(lines)} domains, as the stream first meets them.{_only(lines)}"
-    return Figure("Gain by domain, points", _bars(lines[:_BARS], caption), caption, *_table(lines, "domain"))
+    return DetailFigure("Gain by domain, points", _bars(lines[:_BARS], caption), caption, *_table(lines, "domain"))
 
 
 def _bars(lines: Sequence[Gain], label: str, span: float = 0) -> str:
@@ -184,5 +188,5 @@ def _only(lines: Sequence[Gain]) -> str:
 def _table(lines: Sequence[Gain], kind: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Head and body."""
     head = (kind, "images", "zero-shot, %", "adapted, %", "gain, points")
-    body = ((g.name, f"{g.images:,}", f"{g.zero_shot:.1f}", f"{g.adapted:.1f}", signed(g.points)) for g in lines)
+    body = ((g.name, f"{g.images:,}", f"{g.zero_shot:.1f}", f"{g.adapted:.1f}", signed_number(g.points)) for g in lines)
     return head, tuple(body)

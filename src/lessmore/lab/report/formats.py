@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lessmore.lab.report.tables import Cell, Summary, Table
+from lessmore.lab.report.tables import Cell, ResultTable, SummaryView
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class _Style:
     plus_minus: str
 
 
-def _grid(of: Table, style: _Style) -> list[list[str]]:
+def _grid(of: ResultTable, style: _Style) -> list[list[str]]:
     """Head, images and rows as finished texts."""
     settings = [*of.head, "seeds"]
     head = [*settings, *of.columns]
@@ -41,7 +41,7 @@ def _text(cell: Cell | None, best: bool, style: _Style) -> str:
     return (style.bold % accuracy if best else accuracy) + interval + gain
 
 
-def to_markdown(of: Table) -> str:
+def to_markdown(of: ResultTable) -> str:
     """A pipe table with its notes below."""
     head, *lines = _grid(of, _Style(escape_markdown, "**%s**", "±"))
     ruler = ["---"] * (len(of.head) + 1) + ["---:"] * len(of.columns)
@@ -65,7 +65,7 @@ _LATEX = {
 }
 
 
-def to_latex(of: Table) -> str:
+def to_latex(of: ResultTable) -> str:
     """A tabular with booktabs' rules and the notes below."""
     head, images, *lines = _grid(of, _Style(escape_latex, r"\textbf{%s}", r"$\pm$"))
     columns = "l" * (len(of.head) + 1) + "r" * len(of.columns)
@@ -84,7 +84,7 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
-def to_csv(summaries: Iterable[Summary]) -> str:
+def to_csv(summaries: Iterable[SummaryView]) -> str:
     """One line per run with every single figure; fractions as the summaries have them, not percent."""
     lines = [dict(_flat(run)) for run in summaries]
     names = list(dict.fromkeys(name for line in lines for name in line))
@@ -98,7 +98,7 @@ def to_csv(summaries: Iterable[Summary]) -> str:
 _PARTS = ("spec", "dataset", "metrics", "cost")
 
 
-def _flat(run: Summary) -> Iterable[tuple[str, Any]]:
+def _flat(run: SummaryView) -> Iterable[tuple[str, Any]]:
     """Names and single values; an interval becomes two, lists such as the accuracy over time are left out."""
     yield "key", run["key"]
     yield "tuned_on", run.get("tuned_on")

@@ -11,29 +11,29 @@ from typing import Any
 import lessmore
 from lessmore.errors import ConfigError
 from lessmore.lab.report import charts, detail
-from lessmore.lab.report.album import Album, Entry
+from lessmore.lab.report.album import Album, AlbumEntry
 from lessmore.lab.report.browser import names_of, payload
-from lessmore.lab.report.overview import Line, Overview, cost_chart, overview
+from lessmore.lab.report.overview import Overview, OverviewLine, cost_chart, overview
 from lessmore.lab.report.page import part
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tables import TUNED
 
 
 @dataclass(frozen=True)
-class Panel:
+class ReportPanel:
     """What the page shows of one run besides its samples."""
 
     number: int
     title: str
     facts: dict[str, str]
-    figures: tuple[detail.Figure, ...]
-    reservoir: tuple[tuple[str, tuple[Entry, ...]], ...]
+    figures: tuple[detail.DetailFigure, ...]
+    reservoir: tuple[tuple[str, tuple[AlbumEntry, ...]], ...]
     """Class names with the entries of each class."""
     reservoir_note: str
     notes: tuple[str, ...]
 
 
-def render(runs: Sequence[Finished], albums: Sequence[Album], left_out: Sequence[str] = ()) -> str:
+def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: Sequence[str] = ()) -> str:
     """The page as HTML text; albums: of the same runs in the same order; left_out: others, with the reason."""
     found = overview(runs)
     numbers = {run.summary["key"]: number for number, run in enumerate(runs)}
@@ -63,8 +63,8 @@ def _template() -> Any:
         raise ConfigError("the report needs jinja2; install it with: pip install 'lessmore[report]'") from error
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    environment.filters.update(signed=charts.signed, thousands="{:,}".format)
-    environment.globals.update(interval=charts.interval, verdict=charts.verdict)
+    environment.filters.update(signed=charts.signed_number, thousands="{:,}".format)
+    environment.globals.update(interval=charts.interval, verdict=charts.gain_verdict)
     return environment.from_string(part("report.html"))
 
 
@@ -82,15 +82,15 @@ def lead(found: Overview) -> str:
     if not lines:
         return "Zero-shot runs only: there is nothing to compare them with."
     better, worse = (
-        sum(charts.verdict(line.gain.low, line.gain.high) == kind for line in lines) for kind in ("good", "bad")
+        sum(charts.gain_verdict(line.gain.low, line.gain.high) == kind for line in lines) for kind in ("good", "bad")
     )
     if len(lines) == 1:
         gain = lines[0].gain
         outcome = "above" if better else "below" if worse else "not clearly different from"
         return (
-            f"Accuracy is {outcome} matched zero-shot: {charts.signed(gain.value)} points "
-            f"(95 % interval {charts.signed(gain.low)} to {charts.signed(gain.high)}), "
-            f"at {charts.signed(100 * (lines[0].gmacs / lines[0].plain_gmacs - 1), 0)} % multiply-accumulates."
+            f"Accuracy is {outcome} matched zero-shot: {charts.signed_number(gain.value)} points "
+            f"(95 % interval {charts.signed_number(gain.low)} to {charts.signed_number(gain.high)}), "
+            f"at {charts.signed_number(100 * (lines[0].gmacs / lines[0].plain_gmacs - 1), 0)} % multiply-accumulates."
         )
     streams = "one stream" if len(found.streams) == 1 else f"{len(found.streams)} streams"
     return (
@@ -103,7 +103,7 @@ def _facets(found: Overview) -> list[dict[str, str]]:
     """Per stream, accuracy against multiply-accumulates and against time."""
 
     def of(stream: str) -> dict[str, str]:
-        lines: list[Line] = [line for line in found.lines if line.stream == stream]
+        lines: list[OverviewLine] = [line for line in found.lines if line.stream == stream]
         return {
             "stream": stream,
             "gmacs": cost_chart(lines, lambda line: line.gmacs, "GMACs"),
@@ -113,17 +113,17 @@ def _facets(found: Overview) -> list[dict[str, str]]:
     return [of(stream) for stream in found.streams]
 
 
-def _panel(number: int, name: str, run: Finished, album: Album) -> Panel:
+def _panel(number: int, name: str, run: Finished, album: Album) -> ReportPanel:
     metrics, names = run.summary["metrics"], names_of(run.rows, album)
     domains = [detail.by_domain(metrics["domains"])] if metrics["domains"] else []
-    return Panel(
+    return ReportPanel(
         number=number,
         title=name,
         facts=_facts(run),
         figures=(
-            detail.over_time(run.rows),
+            detail.over_time_figure(run.rows),
             detail.windows(metrics["over_time"]),
-            detail.calibration(run.rows, metrics),
+            detail.calibration_figure(run.rows, metrics),
             *detail.by_class(run.rows, names),
             *domains,
         ),
@@ -154,7 +154,7 @@ def _p(value: float) -> str:
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
-def _by_class(album: Album, names: Sequence[str]) -> tuple[tuple[str, tuple[Entry, ...]], ...]:
+def _by_class(album: Album, names: Sequence[str]) -> tuple[tuple[str, tuple[AlbumEntry, ...]], ...]:
     classes = dict.fromkeys(entry.label for entry in album.reservoir)
     return tuple((names[c], tuple(entry for entry in album.reservoir if entry.label == c)) for c in classes)
 

@@ -14,7 +14,7 @@ from lessmore.lab.report.tables import ALWAYS, SOMETIMES, Run, newest
 
 
 @dataclass(frozen=True)
-class Line:
+class OverviewLine:
     """One setting on one stream, mean over its seeds; in percent and points."""
 
     number: int
@@ -43,7 +43,7 @@ class Overview:
     """What the first part of the page shows."""
 
     head: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[OverviewLine, ...]
     tuned_on: tuple[str, ...]
     repeated: int
     """Older runs of the same setting, stream and seed, which are left out."""
@@ -66,12 +66,12 @@ def overview(runs: Sequence[Finished]) -> Overview:
     return Overview(head, lines, tuple(sorted(tuned)), repeated)
 
 
-def _line(number: int, labels: tuple[str, ...], runs: list[Run]) -> Line:
+def _line(number: int, labels: tuple[str, ...], runs: list[Run]) -> OverviewLine:
     stream, *settings = labels
     metrics, costs = [run.metrics for run in runs], [run.summary["cost"] for run in runs]
     times = [cost["ms_p50"] for cost in costs if cost["ms_p50"] is not None]
     spec = runs[0].summary["spec"]
-    return Line(
+    return OverviewLine(
         number=number,
         settings=tuple(settings),
         stream=stream,
@@ -95,7 +95,7 @@ def _mean(metrics: Sequence[Any], name: str, interval: str) -> Estimate:
     return Estimate(100 * fmean(m[name] for m in metrics), 100 * low, 100 * high)
 
 
-def cost_chart(lines: Sequence[Line], cost: Callable[[Line], float | None], title: str) -> str:
+def cost_chart(lines: Sequence[OverviewLine], cost: Callable[[OverviewLine], float | None], title: str) -> str:
     """Accuracy against a cost, for the lines of one stream; empty where no line knows the cost."""
     known = [(line, x) for line in lines if (x := cost(line)) is not None]
     if not known:
@@ -117,11 +117,11 @@ def cost_chart(lines: Sequence[Line], cost: Callable[[Line], float | None], titl
     return plot.svg(f"Accuracy against {title}. {shown}")
 
 
-def _told(line: Line, x: float, title: str) -> str:
+def _told(line: OverviewLine, x: float, title: str) -> str:
     return f"{line.accuracy.value:.1f} %, {x:.3g} {title}"
 
 
-def _matched(lines: Iterable[Line]) -> list[tuple[float, float]]:
+def _matched(lines: Iterable[OverviewLine]) -> list[tuple[float, float]]:
     """Where matched zero-shot stands, once per model."""
     models = {line.settings[0]: (line.plain_gmacs, line.zero_shot.value) for line in lines}
     shown = {line.settings[0] for line in lines if line.plain}

@@ -21,7 +21,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One line of the table."""
 
     name: str
@@ -43,7 +43,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Panel:
+class TokenPanel:
     """One picture of the gallery."""
 
     uri: str
@@ -60,25 +60,25 @@ class Exhibit:
     truth: str
     before: str
     after: str
-    panels: Sequence[Panel]
+    panels: Sequence[TokenPanel]
 
 
 @dataclass(frozen=True)
-class Page:
+class DemoPage:
     """Everything the page shows; plain text, escaped when it is written."""
 
     title: str
     lead: str
     facts: Mapping[str, str]
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[DemoRow]
     notes: str
     charts: Sequence[Chart]
     gallery: str
     exhibits: Sequence[Exhibit]
 
 
-def render(page: Page) -> str:
+def render_demo(page: DemoPage) -> str:
     """The page as HTML text that loads nothing from anywhere."""
     y = round_axis(value for chart in page.charts for curve in chart.curves.values() for value in curve)
     return Template(part("demo.html")).substitute(
@@ -102,7 +102,7 @@ def part(name: str) -> str:
     return resources.files("lessmore.lab.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _row(row: Row) -> str:
+def _row(row: DemoRow) -> str:
     sign = "+" if row.gain else ""
     cells = "".join(
         f"<td>{cell.value:{sign}.1f}<small>{cell.low:{sign}.1f} … {cell.high:{sign}.1f}</small></td>"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.errors import ConfigError, StateError
-from lessmore.lab.report.tables import Summary
-from lessmore.lab.store import Row, read_rows
+from lessmore.lab.report.tables import SummaryView
+from lessmore.lab.store import SampleRow, read_rows
 
 SCHEMA = "lessmore.run/1"
 _MARKS = ("spec", "summary")
@@ -23,10 +23,10 @@ class Finished:
     """A finished run: its summary is read, the rest when it is asked for."""
 
     folder: Path
-    summary: Summary
+    summary: SummaryView
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SampleRow]:
         """A row per sample, in the order of the stream."""
         rows = self._read(read_rows, "samples.jsonl")
         if not rows:
@@ -34,9 +34,9 @@ class Finished:
         return list(rows)
 
     @cached_property
-    def header(self) -> Summary:
+    def header(self) -> SummaryView:
         """What was asked, as spec.json has it."""
-        header: Summary = self._read(lambda path: json.loads(path.read_text(encoding="utf-8")), "spec.json")
+        header: SummaryView = self._read(lambda path: json.loads(path.read_text(encoding="utf-8")), "spec.json")
         return header
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class Finished:
             raise StateError(f"{self.folder / name} cannot be read ({error}); do this run again") from error
 
 
-def find(paths: Sequence[Path]) -> tuple[list[Finished], list[str]]:
+def find_runs(paths: Sequence[Path]) -> tuple[list[Finished], list[str]]:
     """Finished runs in these folders, at any depth, each once; and the names of the others with what is wrong."""
     files = {file.resolve(): file for path in paths for file in _summary_files(path)}
     found: dict[str, Finished] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-Summary = Mapping[str, Any]
+SummaryView = Mapping[str, Any]
 """The content of one summary.json."""
 
 ALWAYS = ("model", "method", "reducer", "preset", "R")
@@ -32,7 +32,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One setting."""
 
     labels: tuple[str, ...]
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """What Markdown and LaTeX show."""
 
     head: tuple[str, ...]
@@ -52,10 +52,10 @@ class Table:
     columns: tuple[str, ...]
     images: tuple[str, ...]
     """Number of images of each column."""
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     notes: tuple[str, ...]
 
-    def best(self, row: Row, i: int) -> bool:
+    def best(self, row: ResultRow, i: int) -> bool:
         """Whether no row of the same model is better in column `i`, to the digits shown."""
         rivals = [r.cells[i] for r in self.rows if r.labels[0] == row.labels[0] and not r.tuned]
         top = max((round(cell.accuracy, 2) for cell in rivals if cell is not None), default=None)
@@ -67,7 +67,7 @@ class Table:
 class Run:
     """A summary and where it belongs: in the row of its settings and the column of its stream."""
 
-    summary: Summary
+    summary: SummaryView
     settings: Mapping[str, str]
     column: str
 
@@ -78,7 +78,7 @@ class Run:
         return metrics
 
 
-def table(summaries: Iterable[Summary], incomplete: Sequence[str] = ()) -> Table:
+def table(summaries: Iterable[SummaryView], incomplete: Sequence[str] = ()) -> ResultTable:
     """Arrange finished runs; `incomplete` names others that are left out, to be listed below."""
     runs, repeated = newest(summaries)
     head = (*ALWAYS, *(name for name in SOMETIMES if len({run.settings[name] for run in runs}) > 1))
@@ -90,10 +90,10 @@ def table(summaries: Iterable[Summary], incomplete: Sequence[str] = ()) -> Table
     rows.sort(key=lambda row: row.labels[0])  # by model; zero-shot stays before the others
     average = ("average",) if len(columns) > 1 else ()
     images = (*(_images(run for run in runs if run.column == column) for column in columns), *("" for _ in average))
-    return Table(head, (*columns, *average), images, tuple(rows), _notes(runs, repeated, incomplete))
+    return ResultTable(head, (*columns, *average), images, tuple(rows), _notes(runs, repeated, incomplete))
 
 
-def newest(summaries: Iterable[Summary]) -> tuple[list[Run], int]:
+def newest(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
     """One run per setting, stream and seed, the last finished one; and how many others there were."""
     distinct = {summary["key"]: summary for summary in summaries}
     streams: dict[str, set[str]] = {}
@@ -109,7 +109,7 @@ def newest(summaries: Iterable[Summary]) -> tuple[list[Run], int]:
     return list(kept.values()), len(distinct) - len(kept)
 
 
-def _setting(summary: Summary, name: str) -> str:
+def _setting(summary: SummaryView, name: str) -> str:
     """A setting as it is shown; the device is the one that was used, for `auto` says nothing."""
     value = summary["provenance"].get("device") if name == "device" else summary["spec"].get(name)
     if name == "preset" and summary.get("tuned_on"):
@@ -119,13 +119,13 @@ def _setting(summary: Summary, name: str) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _preset(summary: Summary) -> str:
+def _preset(summary: SummaryView) -> str:
     """Presets tuned on the data set they run on share a row: `released/eurosat` on eurosat is `released/own`."""
     name = str(summary["spec"]["preset"])
     return f"{name.rpartition('/')[0]}/own" if summary["tuned_on"] == summary["dataset"]["name"] else name
 
 
-def _column(summary: Summary) -> str:
+def _column(summary: SummaryView) -> str:
     spec, data = summary["spec"], summary["dataset"]
     parts = [data["name"], spec.get("corruption"), None if spec.get("order") == "iid" else spec.get("order")]
     return ", ".join(str(part) for part in (*parts, data.get("note")) if part)
@@ -138,11 +138,13 @@ def _grouped(runs: list[Run], labels: Callable[[Run], tuple[str, ...]]) -> list[
     return sorted(groups.items())
 
 
-def _row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
+def _row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> ResultRow:
     of = [[run for run in runs if run.column == column] for column in columns]
     counts = sorted({len(part) for part in of if part})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-    return Row(labels, seeds, _averaged([_cell(part) for part in of]), any(run.summary["tuned_on"] for run in runs))
+    return ResultRow(
+        labels, seeds, _averaged([_cell(part) for part in of]), any(run.summary["tuned_on"] for run in runs)
+    )
 
 
 def _cell(runs: list[Run]) -> Cell | None:
@@ -161,13 +163,13 @@ def _matched_labels(run: Run, head: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(given.get(name, run.settings[name]) for name in head)
 
 
-def _matched_row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> Row:
+def _matched_row(labels: tuple[str, ...], runs: list[Run], columns: list[str]) -> ResultRow:
     cells: list[Cell | None] = []
     for column in columns:
         metrics = [run.metrics for run in runs if run.column == column]
         accuracy = [100 * m["zero_shot_accuracy"] for m in metrics]
         cells.append(Cell(fmean(accuracy), fmean(_half(m["zero_shot_ci"]) for m in metrics)) if metrics else None)
-    return Row(labels, "", _averaged(cells))
+    return ResultRow(labels, "", _averaged(cells))
 
 
 def _half(interval: Sequence[float]) -> float:

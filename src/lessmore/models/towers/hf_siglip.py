@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lessmore.core.text import TextShape
 from lessmore.core.vit import BlockShape, ViTShape
 from lessmore.models.towers.hf_clip import block_shape, read_blocks
-from lessmore.models.towers.registry import Towers, is_a, register
+from lessmore.models.towers.registry import Towers, is_a, register_family
 from lessmore.models.towers.weights import (
     Weights,
     activation_name,
@@ -18,7 +18,7 @@ from lessmore.models.towers.weights import (
     build_vision,
     square,
     the_one,
-    unsupported,
+    unsupported_model,
 )
 
 
@@ -35,7 +35,7 @@ def _read_head(weights: Weights, out: dict[str, Tensor], width: int) -> None:
 def _check_head(host: Any, blocks: BlockShape) -> None:
     head = getattr(host, "head", None)
     if head is None:
-        raise unsupported("a SiglipModel without its pooling head (vision_use_head=False)")
+        raise unsupported_model("a SiglipModel without its pooling head (vision_use_head=False)")
     the_one((blocks.heads, head.attention.num_heads), "head counts")
     the_one((blocks.activation, activation_name(head.mlp.activation_fn)), "activations")
 
@@ -91,7 +91,7 @@ def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers
     return Towers(build_vision(vision, seen), build_text(text, read), scale, bias, "siglip")
 
 
-@register(lambda model: is_a(model, "transformers", "SiglipModel"))
+@register_family(lambda model: is_a(model, "transformers", "SiglipModel"))
 def import_siglip(model: nn.Module) -> Towers:
     """Our towers around a transformers SiglipModel."""
     return siglip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

@@ -11,7 +11,7 @@ from lessmore.core.text import TextPool, TextShape, TextTower
 from lessmore.core.vit import BlockShape, Pool, ViT, ViTShape
 from lessmore.errors import ModelError
 from lessmore.models.towers import timm
-from lessmore.models.towers.registry import Towers, is_a, register
+from lessmore.models.towers.registry import Towers, is_a, register_family
 from lessmore.models.towers.weights import (
     Weights,
     activation_name,
@@ -20,7 +20,7 @@ from lessmore.models.towers.weights import (
     layer_norm_eps,
     square,
     the_one,
-    unsupported,
+    unsupported_model,
 )
 
 _POOLS: dict[str, Pool] = {"tok": "class", "avg": "mean"}
@@ -57,7 +57,7 @@ def _read_blocks(weights: Weights, prefix: str, shape: BlockShape) -> dict[str, 
 
 def _native_vision(host: Any, weights: Weights) -> ViT:
     if getattr(host, "attn_pool", None) is not None or host.pool_type not in _POOLS:
-        raise unsupported("an open_clip tower with an attentional pooler")
+        raise unsupported_model("an open_clip tower with an attentional pooler")
     pool = _POOLS[host.pool_type]
     blocks = _block_shape(
         host.transformer, layer_norm_eps(host), weights.has("visual.transformer.resblocks.0.ls_1.gamma")
@@ -91,7 +91,7 @@ def _vision(host: Any, weights: Weights) -> ViT:
         return _native_vision(host, weights)
     if is_a(host, "open_clip", "TimmModel"):
         return timm.import_trunk(host, weights)
-    raise unsupported(f"an open_clip model with a {type(host).__name__} vision tower")
+    raise unsupported_model(f"an open_clip model with a {type(host).__name__} vision tower")
 
 
 def _read_projection(weights: Weights, prefix: str, out: dict[str, Tensor]) -> None:
@@ -108,9 +108,9 @@ def _read_projection(weights: Weights, prefix: str, out: dict[str, Tensor]) -> N
 def _text(host: Any, weights: Weights, prefix: str, pool: str, eos_id: int) -> TextTower:
     """`host` holds the text modules: the model itself (CLIP) or its `text` (CustomTextCLIP)."""
     if pool not in _TEXT_POOLS:
-        raise unsupported(f"an open_clip text tower pooled by {pool!r}")
+        raise unsupported_model(f"an open_clip text tower pooled by {pool!r}")
     if getattr(host, "use_pad_mask", False):
-        raise unsupported("an open_clip text tower that masks its padding")
+        raise unsupported_model("an open_clip text tower that masks its padding")
     eps = the_one({layer_norm_eps(host.transformer), float(host.ln_final.eps)}, "LayerNorm epsilons")
     blocks = _block_shape(host.transformer, eps, weights.has(f"{prefix}transformer.resblocks.0.ls_1.gamma"))
     out = _read_blocks(weights, prefix, blocks)
@@ -138,11 +138,11 @@ def _text_of(model: Any, weights: Weights) -> TextTower:
         return _text(model, weights, "", model.text_pool_type, getattr(model, "text_eos_id", -1))
     host = model.text
     if not is_a(host, "open_clip", "TextTransformer"):
-        raise unsupported(f"an open_clip model with a {type(host).__name__} text tower")
+        raise unsupported_model(f"an open_clip model with a {type(host).__name__} text tower")
     return _text(host, weights, "text.", host.pool_type, getattr(host, "eos_id", -1))
 
 
-@register(lambda model: is_a(model, "open_clip", "CLIP", "CustomTextCLIP"))
+@register_family(lambda model: is_a(model, "open_clip", "CLIP", "CustomTextCLIP"))
 def import_open_clip(model: nn.Module) -> Towers:
     """Our towers around an open_clip model; the family is SigLIP where logits have a bias and text sees both ways."""
     weights = Weights(model.state_dict())

@@ -10,7 +10,7 @@ from torch import nn
 
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
-from lessmore.models.towers.weights import unsupported
+from lessmore.models.towers.weights import unsupported_model
 
 Family = Literal["clip", "siglip"]
 
@@ -31,7 +31,7 @@ Importer = Callable[[nn.Module], Towers]
 _IMPORTERS: list[tuple[Callable[[nn.Module], bool], Importer]] = []
 
 
-def register(detect: Callable[[nn.Module], bool]) -> Callable[[Importer], Importer]:
+def register_family(detect: Callable[[nn.Module], bool]) -> Callable[[Importer], Importer]:
     """Decorator: the function imports every model for which `detect` is true; the latest registered is asked first."""
 
     def add(importer: Importer) -> Importer:
@@ -51,4 +51,4 @@ def import_model(model: nn.Module) -> Towers:
     for detect, importer in _IMPORTERS:
         if detect(model):
             return importer(model)
-    raise unsupported(f"a {type(model).__module__}.{type(model).__qualname__}")
+    raise unsupported_model(f"a {type(model).__module__}.{type(model).__qualname__}")

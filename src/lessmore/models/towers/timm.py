@@ -15,7 +15,7 @@ from lessmore.models.towers.weights import (
     layer_norm_eps,
     square,
     the_one,
-    unsupported,
+    unsupported_model,
 )
 
 _POOLS: dict[str, Pool] = {"map": "map", "token": "class", "avg": "mean"}
@@ -52,7 +52,7 @@ def _read_map(trunk: Any, weights: Weights, out: dict[str, Tensor], blocks: Bloc
     the_one((blocks.activation, activation_name(pool.mlp.act)), "activations")
     latent = weights.take(f"{_TRUNK}attn_pool.latent")
     if latent.numel() != blocks.width:
-        raise unsupported("a timm tower that pools with several queries")
+        raise unsupported_model("a timm tower that pools with several queries")
     out["map_pool.probe"] = latent.view(-1)
     names = {"q": "q", "kv": "kv", "out": "proj", "norm": "norm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
     weights.copy_into(out, names, f"{_TRUNK}attn_pool.", "map_pool.")
@@ -69,15 +69,15 @@ def _read_projection(weights: Weights, out: dict[str, Tensor]) -> None:
 
 def _check(trunk: Any) -> None:
     if not is_a(trunk, "timm", "VisionTransformer") or trunk.global_pool not in _POOLS:
-        raise unsupported(f"an open_clip model with a timm {type(trunk).__name__} trunk")
+        raise unsupported_model(f"an open_clip model with a timm {type(trunk).__name__} trunk")
     tokens = 1 if getattr(trunk, "cls_token", None) is not None else 0
     if trunk.num_prefix_tokens != tokens or (tokens and trunk.no_embed_class):
-        raise unsupported("a timm tower with register tokens or a class token without a position")
+        raise unsupported_model("a timm tower with register tokens or a class token without a position")
     if tokens and (trunk.global_pool == "map" or getattr(trunk, "pool_include_prefix", False)):
-        raise unsupported("a timm tower that pools its class token together with the patches")
+        raise unsupported_model("a timm tower that pools its class token together with the patches")
     block = type(trunk.blocks[0]).__name__
     if block != "Block" or not isinstance(trunk.patch_embed.proj, nn.Conv2d):
-        raise unsupported(f"a timm tower of {block} blocks")
+        raise unsupported_model(f"a timm tower of {block} blocks")
 
 
 def _shape(trunk: Any, weights: Weights, out: dict[str, Tensor], blocks: BlockShape) -> ViTShape:

@@ -20,7 +20,7 @@ SUPPORTED = (
 T = TypeVar("T")
 
 
-def unsupported(what: str) -> ModelError:
+def unsupported_model(what: str) -> ModelError:
     """The one error for a model outside the supported set, saying what it is and what would work."""
     return ModelError(f"{what} cannot be imported; {SUPPORTED}")
 
@@ -42,7 +42,7 @@ class Weights:
     def take(self, name: str) -> Tensor:
         """The host's tensor itself, sharing its storage."""
         if name not in self._tensors:
-            raise unsupported(f"a model without the weight {name!r}")
+            raise unsupported_model(f"a model without the weight {name!r}")
         self._unread.discard(name)
         tensor = self._tensors[name]
         if not tensor.is_floating_point():
@@ -71,14 +71,14 @@ class Weights:
     def finish(self) -> None:
         """Refuse a host with weights nobody read: its forward pass does something ours does not."""
         if self._unread:
-            raise unsupported(f"a model with extra weights such as {min(self._unread)!r}")
+            raise unsupported_model(f"a model with extra weights such as {min(self._unread)!r}")
 
 
 def the_one(values: Iterable[T], what: str) -> T:
     """The value all parts of a tower agree on; towers whose blocks differ are refused."""
     found = set(values)
     if len(found) != 1:
-        raise unsupported(f"a tower with {what} {sorted(map(str, found))}")
+        raise unsupported_model(f"a tower with {what} {sorted(map(str, found))}")
     return found.pop()
 
 
@@ -95,14 +95,14 @@ def activation_name(function: Callable[[Tensor], Tensor]) -> str:
     for name, ours in ACTIVATIONS.items():
         if torch.allclose(ours(x), y, rtol=0, atol=1e-6):
             return name
-    raise unsupported(f"a model with the activation {function}")
+    raise unsupported_model(f"a model with the activation {function}")
 
 
 def square(size: Any, what: str) -> int:
     """Side of a square given as one number or as (height, width)."""
     sides = set(size) if isinstance(size, (tuple, list)) else {size}
     if len(sides) != 1:
-        raise unsupported(f"a tower with the non-square {what} {tuple(size)}")
+        raise unsupported_model(f"a tower with the non-square {what} {tuple(size)}")
     return int(sides.pop())
 
 
@@ -128,5 +128,5 @@ def _fill(tower: nn.Module, weights: dict[str, Tensor], dtype: torch.dtype) -> N
     try:
         tower.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=True, assign=True)
     except RuntimeError as error:
-        raise unsupported(f"a model whose weights do not fit its own settings ({error})") from error
+        raise unsupported_model(f"a model whose weights do not fit its own settings ({error})") from error
     tower.eval()

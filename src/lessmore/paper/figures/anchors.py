@@ -114,7 +114,7 @@ _NAMES = {"reservoir": "reservoir", "random": "random samples, same size", "ever
 _STYLES = {"reservoir": "-", "random": "--", "everything": ":"}
 
 
-def plot(data: dict[str, Any]) -> Any:
+def plot_anchors(data: dict[str, Any]) -> Any:
     """The figure from its numbers alone."""
     figure = style.canvas(4.6)
     style.headline(figure, "Stored anchors against the texts of their classes, over the stream")
@@ -135,16 +135,16 @@ def plot(data: dict[str, Any]) -> Any:
 def draw(request: Request) -> Drawn:
     """Alignment, entropy and purity of the three memories."""
     data = measure(request)
-    return style.finish(plot(data), data, _caption(request, data))
+    return style.finish(plot_anchors(data), data, _caption(request, data))
 
 
 def _caption(request: Request, data: dict[str, Any]) -> str:
     end = {name: data["series"][name]["mean_cosine"][-1] for name in MEMORIES}
     rise = data["rise"]["reservoir"]
     since = (
-        f"From when a class had {data['M']} samples to the end its mean moved by {style.signed(rise['mean'])} "
+        f"From when a class had {data['M']} samples to the end its mean moved by {style.signed_label(rise['mean'])} "
         f"({100 * rise['rising']:.0f} % of {rise['classes']} classes rose; random samples "
-        f"{style.signed(data['rise']['random']['mean'])})."
+        f"{style.signed_label(data['rise']['random']['mean'])})."
         if rise["classes"]
         else f"No class had more than {data['M']} samples."
     )

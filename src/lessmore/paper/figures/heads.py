@@ -19,8 +19,8 @@ from lessmore.core.encoder import PLAIN
 from lessmore.core.reservoir import ready_anchors
 from lessmore.core.scoring import head_mean, rank_sum, token_order
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, Request, Sample, plain, reservoir_of, samples
-from lessmore.paper.figures.trace import walk
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, plain, reservoir_of, samples
+from lessmore.paper.figures.trace import trace_blocks
 
 IMAGES = 16
 STRONG = 4.0
@@ -71,7 +71,7 @@ def first_stage(request: Request) -> tuple[int, Stage]:
     return next((i, stage) for i, stage in enumerate(plan) if stage is not None)
 
 
-def look(request: Request) -> list[tuple[Sample, Views]]:
+def look_at_heads(request: Request) -> list[tuple[FigureSample, Views]]:
     """Every image as the heads of the first condensing block see it."""
     block, stage = first_stage(request)
     state = reservoir_of(request)
@@ -79,7 +79,7 @@ def look(request: Request) -> list[tuple[Sample, Views]]:
     vit, config = request.vlm.vision, request.condensation()
     found = []
     for sample in samples(request):
-        rows = walk(vit, sample.pixels, config, anchors).stations[block].rows[0]
+        rows = trace_blocks(vit, sample.pixels, config, anchors).stations[block].rows[0]
         found.append((sample, views(rows, stage.keep)))
     return found
 
@@ -88,7 +88,7 @@ def by_block(request: Request, keep: int) -> dict[str, list[float]]:
     """For every block of the tower, nothing condensed: how far rank and mean agree, heads agree, and outliers occur."""
     rows: dict[str, list[list[float]]] = {"rank_and_mean": [], "heads": [], "outliers": []}
     for sample in samples(request):
-        seen = [views(s.rows[0], keep) for s in walk(request.vlm.vision, sample.pixels, PLAIN).stations]
+        seen = [views(s.rows[0], keep) for s in trace_blocks(request.vlm.vision, sample.pixels, PLAIN).stations]
         rows["rank_and_mean"].append([overlap(one.kept["rank"], one.kept["mean"]) for one in seen])
         rows["heads"].append([_between_heads(one) for one in seen])
         rows["outliers"].append([float(one.outliers.any(dim=0).float().mean()) for one in seen])
@@ -107,7 +107,7 @@ def overlaps(seen: Views) -> NDArray[np.float64]:
     return np.array([[overlap(a, b) for b in kept] for a in kept])
 
 
-def measure(request: Request, found: list[tuple[Sample, Views]]) -> dict[str, Any]:
+def measure(request: Request, found: list[tuple[FigureSample, Views]]) -> dict[str, Any]:
     """The figure's numbers."""
     block, stage = first_stage(request)
     sample, first = shown(found)
@@ -139,14 +139,14 @@ def measure(request: Request, found: list[tuple[Sample, Views]]) -> dict[str, An
     )
 
 
-def shown(found: list[tuple[Sample, Views]]) -> tuple[Sample, Views]:
+def shown(found: list[tuple[FigureSample, Views]]) -> tuple[FigureSample, Views]:
     """The image with the most outliers; the first of these."""
     return max(found, key=lambda one: int(one[1].outliers.sum()))
 
 
 def draw(request: Request) -> Drawn:
     """The heads of one image, their consensus, and how often they agree over all images."""
-    found = look(request)
+    found = look_at_heads(request)
     data = measure(request, found)
     sample, first = shown(found)
     H = len(first.rows)
@@ -171,7 +171,7 @@ def _map(values: Tensor) -> NDArray[np.float64]:
     return values.double().cpu().numpy().reshape(side, side)
 
 
-def _heads(axes: list[Any], bar: Any, sample: Sample, seen: Views, name: str) -> None:
+def _heads(axes: list[Any], bar: Any, sample: FigureSample, seen: Views, name: str) -> None:
     style.show(axes[0], sample.picture, style.short(name, 20), interpolation="antialiased")
     n, outliers = seen.rows.shape[1], seen.outliers
     side, drawn = math.isqrt(n), None
@@ -182,7 +182,7 @@ def _heads(axes: list[Any], bar: Any, sample: Sample, seen: Views, name: str) ->
     style.colour_bar(drawn, bar, "attention in\neven shares 1/n", extend="max")
 
 
-def _consensus(axes: Any, sample: Sample, seen: Views) -> None:
+def _consensus(axes: Any, sample: FigureSample, seen: Views) -> None:
     mean = head_mean(seen.rows.unsqueeze(0))[0]
     style.show(axes[0], _map(mean), "head mean", "brighter: more attended", cmap="viridis")
     style.show(axes[1], _map(-seen.ranks), "cross-head rank", "brighter: better mean rank", cmap="viridis")
@@ -192,7 +192,7 @@ def _consensus(axes: Any, sample: Sample, seen: Views) -> None:
         style.show(ax, _masked(sample, seen.kept[kind], seen.kept[other]), f"stays by {name}", f"{only} only by this")
 
 
-def _masked(sample: Sample, kept: Tensor, other: Tensor) -> NDArray[np.float64]:
+def _masked(sample: FigureSample, kept: Tensor, other: Tensor) -> NDArray[np.float64]:
     """The picture, black where a patch does not stay, orange where it stays by this choice only."""
     side = math.isqrt(len(kept))
     cell = math.ceil(160 / side)

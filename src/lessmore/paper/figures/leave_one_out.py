@@ -15,8 +15,8 @@ from lessmore.core.encoder import PLAIN
 from lessmore.core.scoring import head_mean
 from lessmore.core.vit import ViT
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, Request, Sample, plain, samples
-from lessmore.paper.figures.trace import walk
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, plain, samples
+from lessmore.paper.figures.trace import trace_blocks
 
 IMAGES = 6
 SHOWN = 4
@@ -63,11 +63,11 @@ def _cosine(vit: ViT, x: Tensor, text: Tensor) -> Tensor:
     return F.normalize(feature.to(wide), dim=-1) @ text.to(wide)
 
 
-def effect(request: Request, sample: Sample) -> Effect:
+def effect(request: Request, sample: FigureSample) -> Effect:
     """Leave out every patch of one image."""
     vit = request.vlm.vision
     whole, without = cosines_without(vit, sample.pixels, request.text[sample.label])
-    stations = walk(vit, sample.pixels, PLAIN).stations
+    stations = trace_blocks(vit, sample.pixels, PLAIN).stations
     layers = [i for i in request.settings.condensation.layers if i < len(stations)] or [len(stations) - 1]
     attention = torch.stack([head_mean(stations[i].rows)[0] for i in layers]).mean(dim=0)
     return Effect(float(whole), _array(without - whole), _array(attention))
@@ -89,7 +89,7 @@ def correlation(effect: Effect) -> float:
     return float(np.corrcoef(ranks(effect.attention), ranks(effect.change))[0, 1])
 
 
-def measure(request: Request, seen: list[tuple[Sample, Effect]]) -> dict[str, Any]:
+def measure(request: Request, seen: list[tuple[FigureSample, Effect]]) -> dict[str, Any]:
     """The figure's numbers."""
     images = [
         {
@@ -144,7 +144,7 @@ def draw(request: Request) -> Drawn:
     return style.finish(figure, data, _caption(request, data["summary"]))
 
 
-def _maps(part: Any, request: Request, seen: list[tuple[Sample, Effect]]) -> None:
+def _maps(part: Any, request: Request, seen: list[tuple[FigureSample, Effect]]) -> None:
     """Picture, change and attention, a column for each image."""
     grid = part.subplots(3, SHOWN + 1, squeeze=False, width_ratios=(*[1.0] * SHOWN, 0.06))
     axes, bars = grid[:, :SHOWN], grid[:, SHOWN]
@@ -196,7 +196,7 @@ def _scatter(ax: Any, effects: list[Effect], summary: dict[str, Any]) -> None:
     ax.axhline(0, color=style.MUTED, linewidth=0.8)
     reach = 1.1e3 * _reach(np.concatenate([found.change for found in effects]), 0.98)
     ax.set_ylim(-reach, reach)
-    title = f"By attention (rank correlation {style.signed(summary['correlation_with_attention'], 2)})"
+    title = f"By attention (rank correlation {style.signed_label(summary['correlation_with_attention'], 2)})"
     style.dress(ax, title, "place by attention (1 = most attended)", "change of cosine (×10⁻³)")
 
 

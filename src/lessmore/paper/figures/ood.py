@@ -11,7 +11,7 @@ from torch import Tensor
 from lessmore.core.correction import probabilities
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, Met, Request, Sample, online, plain
+from lessmore.paper.figures.request import Drawn, FigureSample, Met, Request, online, plain
 
 IMAGES = 300
 SHOWN = 5
@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = ("right", "fixed", "broken", "wrong")
 class Case(NamedTuple):
     """One image, answered twice."""
 
-    sample: Sample
+    sample: FigureSample
     before: int
     before_probability: float
     after: int

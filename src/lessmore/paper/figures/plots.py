@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from lessmore.data.registry import open_dataset
 from lessmore.errors import LessmoreError
 from lessmore.lab.metrics import BINS
-from lessmore.lab.report.runs import Finished, find
+from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest
-from lessmore.lab.store import Row
+from lessmore.lab.store import SampleRow
 from lessmore.paper.figures import style
 from lessmore.paper.figures.request import Drawn, plain
 
@@ -25,7 +25,7 @@ _DASHES = ["--", ":", "-."]
 _CLASSES = 8  # shown from either end where there are more than twice as many
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One setting on one stream."""
 
     stream: str
@@ -44,7 +44,7 @@ class Line(NamedTuple):
         return fmean((high - low) / 2 for low, high in (run.summary["metrics"]["accuracy_ci"] for run in self.runs))
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SampleRow]:
         """The answered samples of all seeds."""
         return [row for run in self.runs for row in run.rows if "error" not in row]
 
@@ -55,9 +55,9 @@ class Line(NamedTuple):
         return {"color": style.SERIES[n % len(style.SERIES)], "marker": style.MARKERS[n % len(style.MARKERS)]}
 
 
-def lines_of(runs: Sequence[Path]) -> list[Line]:
+def lines_of(runs: Sequence[Path]) -> list[PlotLine]:
     """Finished runs below these folders by stream and setting, seeds together; runs that are not finished are left."""
-    finished, _ = find(runs)
+    finished, _ = find_runs(runs)
     by_key = {run.summary["key"]: run for run in finished}
     kept, _ = newest(run.summary for run in finished)
     told = [name for name in (*ALWAYS, *SOMETIMES) if name == "method" or len({r.settings[name] for r in kept}) > 1]
@@ -65,7 +65,7 @@ def lines_of(runs: Sequence[Path]) -> list[Line]:
     for run in kept:
         groups.setdefault((run.column, _label(run.settings, told)), []).append(by_key[run.summary["key"]])
     labels = sorted({label for _, label in groups})
-    return [Line(stream, label, labels.index(label), tuple(of)) for (stream, label), of in sorted(groups.items())]
+    return [PlotLine(stream, label, labels.index(label), tuple(of)) for (stream, label), of in sorted(groups.items())]
 
 
 def _label(settings: Mapping[str, str], told: Sequence[str]) -> str:
@@ -75,7 +75,7 @@ def _label(settings: Mapping[str, str], told: Sequence[str]) -> str:
     return ", ".join(said[name] for name in told if said[name])
 
 
-def _panels(lines: Sequence[Line], title: str, height: float = 2.6) -> tuple[Any, list[tuple[Any, list[Line]]]]:
+def _panels(lines: Sequence[PlotLine], title: str, height: float = 2.6) -> tuple[Any, list[tuple[Any, list[PlotLine]]]]:
     """A figure with a plot for every stream, and which lines go where."""
     streams = list(dict.fromkeys(line.stream for line in lines))
     across = min(_ACROSS, len(streams))
@@ -91,14 +91,14 @@ def _panels(lines: Sequence[Line], title: str, height: float = 2.6) -> tuple[Any
     return figure, placed
 
 
-def _matched(here: Sequence[Line]) -> list[tuple[str, Line]]:
+def _matched(here: Sequence[PlotLine]) -> list[tuple[str, PlotLine]]:
     """Names of the matched zero-shot models of a stream, and a line that has their answers."""
     models = {line.runs[0].summary["spec"]["model"]: line for line in here}
     name = "matched zero-shot"
     return [(name if len(models) == 1 else f"{name}, {Path(model).name}", line) for model, line in models.items()]
 
 
-def _finish(figure: Any, lines: Sequence[Line], data: list[dict[str, Any]], caption: str) -> Drawn:
+def _finish(figure: Any, lines: Sequence[PlotLine], data: list[dict[str, Any]], caption: str) -> Drawn:
     """With the lines' names above the caption, once for all plots."""
     names: dict[str, Any] = {}
     for ax in figure.axes:
@@ -110,7 +110,7 @@ def _finish(figure: Any, lines: Sequence[Line], data: list[dict[str, Any]], capt
     return style.finish(figure, {"lines": plain(data)}, said, dict(sorted(names.items())))
 
 
-def over_time(lines: Sequence[Line]) -> Drawn:
+def plot_over_time(lines: Sequence[PlotLine]) -> Drawn:
     """Accuracy within successive parts of the stream."""
     figure, placed = _panels(lines, "Accuracy over the stream")
     data = []
@@ -129,7 +129,7 @@ def over_time(lines: Sequence[Line]) -> Drawn:
     return _finish(figure, lines, data, caption)
 
 
-def _parts(line: Line) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _parts(line: PlotLine) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Images seen, accuracy and matched zero-shot's, [parts], averaged over the seeds that are as long as the first."""
     parts = [run.summary["metrics"]["over_time"] for run in line.runs]
     parts = [part for part in parts if len(part) == len(parts[0])]
@@ -138,7 +138,7 @@ def _parts(line: Line) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
     return seen, ours, zero
 
 
-def against_gmacs(lines: Sequence[Line]) -> Drawn:
+def against_gmacs(lines: Sequence[PlotLine]) -> Drawn:
     """Accuracy against multiply-accumulates."""
     figure, placed = _panels(lines, "Accuracy against cost")
     data = []
@@ -156,7 +156,7 @@ def against_gmacs(lines: Sequence[Line]) -> Drawn:
     return _finish(figure, lines, data, f"{caption} Bars: 95 % intervals over images.")
 
 
-def against_time(lines: Sequence[Line]) -> Drawn:
+def against_time(lines: Sequence[PlotLine]) -> Drawn:
     """Accuracy against measured time."""
     figure, placed = _panels(lines, "Accuracy against measured time")
     data, untimed = [], 0
@@ -176,7 +176,7 @@ def against_time(lines: Sequence[Line]) -> Drawn:
     return _finish(figure, lines, data, caption + left)
 
 
-def _point(ax: Any, line: Line, x: float) -> dict[str, Any]:
+def _point(ax: Any, line: PlotLine, x: float) -> dict[str, Any]:
     accuracy, half = line.mean("metrics", "accuracy"), line.half()
     ax.errorbar(
         x, 100 * accuracy, yerr=100 * half, linestyle="", capsize=2, markersize=5, label=line.label, **line.look
@@ -184,7 +184,7 @@ def _point(ax: Any, line: Line, x: float) -> dict[str, Any]:
     return {"stream": line.stream, "setting": line.label, "x": x, "accuracy": accuracy, "half": half}
 
 
-def class_gains(lines: Sequence[Line]) -> Drawn:
+def plot_class_gains(lines: Sequence[PlotLine]) -> Drawn:
     """Gain over matched zero-shot class by class, a plot for every setting and stream."""
     apart = [line._replace(stream=f"{line.stream}: {line.label}") for line in lines]
     gains = {line.stream: _gains(line) for line in apart}
@@ -204,7 +204,7 @@ def class_gains(lines: Sequence[Line]) -> Drawn:
     return _finish(figure, lines, data, caption)
 
 
-def _gains(line: Line) -> list[dict[str, Any]]:
+def _gains(line: PlotLine) -> list[dict[str, Any]]:
     """Every class that was seen: its images and its gain, the best first."""
     rows = line.rows
     labels = np.array([row["label"] for row in rows])
@@ -227,20 +227,20 @@ def _class_names(run: Finished) -> Sequence[str]:
         return ()
 
 
-def calibration(lines: Sequence[Line]) -> Drawn:
+def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
     """How often an answer of a given confidence is right."""
     figure, placed = _panels(lines, "Confidence and accuracy", 3.0)
     data = []
     for ax, here in placed:
         ax.plot([0, 100], [0, 100], color=style.RULE, linewidth=1)
         for line in here:
-            confidence, accuracy, counts = reliability(line.rows, "prediction", "probability")
+            confidence, accuracy, counts = plot_reliability(line.rows, "prediction", "probability")
             error = line.mean("metrics", "ece")
             data.append({"stream": line.stream, "setting": line.label, "confidence": confidence, "accuracy": accuracy,
                          "counts": counts, "ece": error})  # fmt: skip
             ax.plot(100 * confidence, 100 * accuracy, markersize=3, linewidth=1.2, label=line.label, **line.look)
         for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
-            confidence, accuracy, _ = reliability(line.rows, "zero_shot", "zero_shot_probability")
+            confidence, accuracy, _ = plot_reliability(line.rows, "zero_shot", "zero_shot_probability")
             ax.plot(100 * confidence, 100 * accuracy, dash, color=style.MUTED, linewidth=1.1, label=name)
         style.dress(ax, style.short(here[0].stream, 48), "confidence (%)", "accuracy (%)", "both")
         ax.set_aspect("equal")
@@ -252,7 +252,7 @@ def calibration(lines: Sequence[Line]) -> Drawn:
     return _finish(figure, lines, data, f"{caption} {errors}{'; …' if len(lines) > 8 else ''}.")
 
 
-def reliability(rows: Sequence[Row], answer: str, probability: str) -> tuple[Any, Any, Any]:
+def plot_reliability(rows: Sequence[SampleRow], answer: str, probability: str) -> tuple[Any, Any, Any]:
     """Mean confidence, accuracy and number of answers in each bin that has any, each [b]."""
     confidence = np.array([row[probability] for row in rows])
     right = np.array([row[answer] == row["label"] for row in rows])
@@ -262,12 +262,12 @@ def reliability(rows: Sequence[Row], answer: str, probability: str) -> tuple[Any
     return sure, correct, np.array([int(here.sum()) for here in used])
 
 
-RUN_PLOTS: dict[str, Callable[[Sequence[Line]], Drawn]] = {
-    "accuracy-over-time": over_time,
+RUN_PLOTS: dict[str, Callable[[Sequence[PlotLine]], Drawn]] = {
+    "accuracy-over-time": plot_over_time,
     "accuracy-against-gmacs": against_gmacs,
     "accuracy-against-time": against_time,
-    "class-gains": class_gains,
-    "calibration": calibration,
+    "class-gains": plot_class_gains,
+    "calibration": plot_calibration,
 }
 """By the names of the files they are saved as."""
 
@@ -275,4 +275,4 @@ RUN_PLOTS: dict[str, Callable[[Sequence[Line]], Drawn]] = {
 def save_run_plots(runs: Sequence[Path], folder: Path) -> list[Path]:
     """All plots of the finished runs below these folders, each as PNG, SVG and JSON."""
     lines = lines_of(runs)
-    return [path for name, draw in RUN_PLOTS.items() for path in style.save(draw(lines), folder, name)]
+    return [path for name, draw in RUN_PLOTS.items() for path in style.save_figure(draw(lines), folder, name)]

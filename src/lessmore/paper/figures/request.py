@@ -87,7 +87,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """A figure of the paper that can be drawn of any model and data."""
 
     name: str
@@ -100,7 +100,7 @@ class Figure:
     draw: Callable[[Request], Drawn]
 
 
-class Sample(NamedTuple):
+class FigureSample(NamedTuple):
     """One image of the stream."""
 
     i: int
@@ -113,7 +113,7 @@ class Sample(NamedTuple):
     """[1, 3, H, W]"""
 
 
-def samples(request: Request, most: int | None = None) -> Iterator[Sample]:
+def samples(request: Request, most: int | None = None) -> Iterator[FigureSample]:
     """The first images of the stream, up to the limit (or `most`); unreadable ones are left out."""
     stream, found = request.stream, 0
     wanted = min(request.limit, request.limit if most is None else most)
@@ -127,7 +127,7 @@ def samples(request: Request, most: int | None = None) -> Iterator[Sample]:
             continue
         found += 1
         picture = as_seen(image, request.vlm)
-        yield Sample(i, stream.id(i), stream.label(i), stream.visits[i].domain, picture, pixels)
+        yield FigureSample(i, stream.id(i), stream.label(i), stream.visits[i].domain, picture, pixels)
     if not found:
         raise ConfigError("there is no image to look at; give a stream with readable images and a limit of 1 or more")
 
@@ -135,7 +135,7 @@ def samples(request: Request, most: int | None = None) -> Iterator[Sample]:
 class Met(NamedTuple):
     """One step of TCA's stream."""
 
-    sample: Sample
+    sample: FigureSample
     before: Reservoir
     answer: Answer
     after: Reservoir

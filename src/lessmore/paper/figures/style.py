@@ -89,7 +89,7 @@ def headline(figure: Canvas, text: str) -> None:
     figure.suptitle(text, fontsize=TITLE + 1.5, color=INK, x=0.01, ha="left", parse_math=False)
 
 
-def signed(value: float, digits: int = 3) -> str:
+def signed_label(value: float, digits: int = 3) -> str:
     """With its sign, a real minus included."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
@@ -128,7 +128,7 @@ def finish(figure: Canvas, data: Mapping[str, Any], caption: str, legend: Mappin
     return Drawn(figure, dict(data), caption)
 
 
-def save(drawn: Drawn, folder: Path, name: str) -> list[Path]:
+def save_figure(drawn: Drawn, folder: Path, name: str) -> list[Path]:
     """Write `name`.png, .svg and .json, each atomically."""
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg", "json")]
     for path in paths[:2]:

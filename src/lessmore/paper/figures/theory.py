@@ -22,7 +22,7 @@ from torch import Tensor
 from lessmore.core.condense.source import KEPT, MERGED, PRUNED
 from lessmore.core.reservoir import ready_anchors
 from lessmore.paper.figures.request import Request, online, plain
-from lessmore.paper.figures.trace import Station, token_features, walk
+from lessmore.paper.figures.trace import Station, token_features, trace_blocks
 
 IMAGES = 100
 DRAWS = 200
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
         return everything if group == "all" else everything[self.fate == GROUPS[group]]
 
 
-def chosen(request: Request, station: Station, label: int, generator: torch.Generator) -> Chosen:
+def chosen_tokens(request: Request, station: Station, label: int, generator: torch.Generator) -> Chosen:
     """The tokens that meet at a condensing block, and what it does with them."""
     assert station.fate is not None
     features = token_features(request.vlm.vision, station.tokens)[0].double().cpu()
@@ -111,8 +111,8 @@ def measure(request: Request) -> dict[str, Any]:
     images = 0
     for met in online(request):
         anchors = ready_anchors(met.before, adaptation.ready)
-        for station in walk(request.vlm.vision, met.sample.pixels, config, anchors).condensing():
-            one = chosen(request, station, met.sample.label, generator)
+        for station in trace_blocks(request.vlm.vision, met.sample.pixels, config, anchors).condensing():
+            one = chosen_tokens(request, station, met.sample.label, generator)
             reach = [min(reach[0], float(one.cosine.min())), max(reach[1], float(one.cosine.max()))]
             blocks.setdefault(station.block, []).append(figures_of(one))
         images += 1

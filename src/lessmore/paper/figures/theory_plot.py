@@ -23,10 +23,10 @@ _COLOURS = dict(zip(("kept", "pruned", "merged", "random", "all"), (*style.SERIE
 def draw(request: Request) -> Drawn:
     """Variance, Gibbs weights, KL and the bound."""
     data = measure(request)
-    return style.finish(plot(data), data, _caption(request, data))
+    return style.finish(plot_theory(data), data, _caption(request, data))
 
 
-def plot(data: dict[str, Any]) -> Any:
+def plot_theory(data: dict[str, Any]) -> Any:
     """Four panels."""
     figure = style.canvas(5.4)
     style.headline(figure, "The PAC-Bayes argument, measured")

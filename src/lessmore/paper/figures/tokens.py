@@ -11,14 +11,14 @@ from lessmore.core.encoder import Encoded, encode
 from lessmore.core.reservoir import ready_anchors
 from lessmore.lab.report.tokens import LEGEND, cluster_colours, panels
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, Request, Sample, at_ratio, plain, reservoir_of, samples
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, at_ratio, plain, reservoir_of, samples
 
 IMAGES = 4
 RATIOS = (0.9, 0.7)
 _SIDE = 160
 
 
-def condensed(request: Request, shown: list[Sample]) -> list[list[Encoded]]:
+def condensed(request: Request, shown: list[FigureSample]) -> list[list[Encoded]]:
     """Every image at every R, the images outside."""
     state = reservoir_of(request)
     anchors = None if state is None else ready_anchors(state, request.settings.adaptation.ready)
@@ -26,7 +26,7 @@ def condensed(request: Request, shown: list[Sample]) -> list[list[Encoded]]:
     return [[encode(request.vlm.vision, one.pixels, config, anchors) for config in configs] for one in shown]
 
 
-def measure(request: Request, shown: list[Sample], encoded: list[list[Encoded]]) -> dict[str, Any]:
+def measure(request: Request, shown: list[FigureSample], encoded: list[list[Encoded]]) -> dict[str, Any]:
     """The figure's numbers: the fate of every patch at every block."""
     images = []
     for sample, ratios in zip(shown, encoded, strict=True):
@@ -35,7 +35,7 @@ def measure(request: Request, shown: list[Sample], encoded: list[list[Encoded]])
     return plain({**request.about(), "R": list(RATIOS), "images": images})
 
 
-def _fates(request: Request, sample: Sample, encoded: Encoded) -> dict[str, Any]:
+def _fates(request: Request, sample: FigureSample, encoded: Encoded) -> dict[str, Any]:
     trace = source_map(encoded.steps)
     fate, colours = trace.fate[0].cpu().numpy(), cluster_colours(trace)
     cosines = encoded.feature[0] @ request.text.to(encoded.feature.dtype).T
@@ -70,7 +70,7 @@ def draw(request: Request) -> Drawn:
     return style.finish(figure, data, _caption(request, blocks))
 
 
-def _row(axes: Any, name: str, sample: Sample, traces: list[SourceMap], blocks: list[int], heading: bool) -> None:
+def _row(axes: Any, name: str, sample: FigureSample, traces: list[SourceMap], blocks: list[int], heading: bool) -> None:
     patches = traces[0].fate.shape[-1]
     title = "original" if heading else ""
     style.show(axes[0], sample.picture, title, f"{patches} patches", interpolation="antialiased")

@@ -12,7 +12,7 @@ from lessmore.config import Condensation
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import fate_of
 from lessmore.core.encoder import attend, pass_block, seen
-from lessmore.core.scoring import Anchor, Guide, head_mean, nearest_anchor
+from lessmore.core.scoring import Anchor, AnchorProvider, head_mean, nearest_anchor
 from lessmore.core.vit import Block, ViT
 
 ANCHOR_ROWS = Condensation(rows="anchor")
@@ -33,7 +33,7 @@ class Station(NamedTuple):
     """KEPT, MERGED or PRUNED, [B, n]; None where the block condenses nothing."""
 
 
-class Walk(NamedTuple):
+class BlockTrace(NamedTuple):
     """A batch all the way through the tower."""
 
     stations: list[Station]
@@ -47,7 +47,7 @@ class Walk(NamedTuple):
 
 
 @torch.no_grad()
-def walk(vit: ViT, pixels: Tensor, config: Condensation, anchors: Guide | None = None) -> Walk:
+def trace_blocks(vit: ViT, pixels: Tensor, config: Condensation, anchors: AnchorProvider | None = None) -> BlockTrace:
     """Images [B, 3, H, W] through the tower, condensed as `config` says.
 
     Anchors guide it where the condensation looks at them, and give every block its prior in any case.
@@ -67,7 +67,7 @@ def walk(vit: ViT, pixels: Tensor, config: Condensation, anchors: Guide | None =
         fate = None if done is None else fate_of(done.target, done.stage)
         stations.append(Station(i, attended.x[:, int(class_token) :], attended.scores, prior, fate))
     feature = vit.pool(x, seen(size, config))
-    return Walk(stations, F.normalize(feature.to(torch.promote_types(feature.dtype, torch.float32)), dim=-1))
+    return BlockTrace(stations, F.normalize(feature.to(torch.promote_types(feature.dtype, torch.float32)), dim=-1))
 
 
 def _prior(block: Block, x: Tensor, class_token: bool, anchor: Anchor | None, size: Tensor | None) -> Tensor | None:
