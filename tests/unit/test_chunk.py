@@ -11,7 +11,7 @@ from lessmore.config import Preset, preset
 from lessmore.core.encoder import Encoded, PrefixState, begin, encode, resume
 from lessmore.core.reservoir import eviction_scores
 from lessmore.core.scoring import AnchorProvider
-from lessmore.engines.admission import Arrivals, Shelf, admit, leaving_slot
+from lessmore.engines.admission import Arrivals, ClassEntries, admit, leaving_slot
 from lessmore.engines.batching import fitting, padded
 from lessmore.engines.capture import rerun
 from lessmore.engines.chunk import LEAST, Chunk
@@ -65,17 +65,17 @@ def test_the_walk_evicts_as_the_reservoir_does(strategy: str, M: int) -> None:
         tokens = torch.randn(M + 1, 3, 6, generator=generator, dtype=torch.float64)
         unit = F.normalize(tokens.mean(dim=1), dim=-1)
         cosine = (unit @ unit.T).fill_diagonal_(0).tolist()
-        shelf = Shelf(keys[1:].tolist(), ids[1:].tolist(), [row[1:] for row in cosine[1:]], list(range(M)))
+        shelf = ClassEntries(keys[1:].tolist(), ids[1:].tolist(), [row[1:] for row in cosine[1:]], list(range(M)))
         expected = int(eviction_scores(strategy, keys, ids, tokens).argmax()) - 1  # type: ignore[arg-type]
         assert leaving_slot(strategy, shelf, float(keys[0]), 50, cosine[0][1:]) == expected  # type: ignore[arg-type]
 
 
 def test_on_ties_the_newcomer_goes() -> None:
-    assert leaving_slot("uncertainty", Shelf([0.5, 0.5], [0, 1], [], []), 0.5, 2, []) == -1
+    assert leaving_slot("uncertainty", ClassEntries([0.5, 0.5], [0, 1], [], []), 0.5, 2, []) == -1
 
 
 def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
-    shelves = [Shelf(), Shelf()]
+    shelves = [ClassEntries(), ClassEntries()]
     images = Arrivals([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
     stored, all_ready = admit(shelves, 2, "fifo", 0, images)
     assert [(s.image, s.label, s.slot) for s in stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]

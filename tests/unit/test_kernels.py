@@ -32,7 +32,7 @@ from lessmore.core.scoring import (
 from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 from lessmore.engines import graph
 from lessmore.engines.chunk_debias import Centred, follow_all, observe_all
-from lessmore.engines.chunk_replay import admit_on_host, figures, store_
+from lessmore.engines.chunk_replay import admit_on_host, chunk_inputs, store_
 from lessmore.engines.fused_encoder import Batched
 from lessmore.engines.graph import Fused
 from lessmore.engines.kernels.admission import fused_admit
@@ -354,7 +354,7 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
         scores, keys = normal(random, P, C), torch.rand(P, generator=random).to(DEVICE)
         scores[:, 3] -= 3  # rarely predicted, so that not all classes have two at once
         encoded, count = Encoded(features, tokens, []), torch.tensor(images, device=DEVICE)
-        found = figures(state, encoded, scores, keys, count, config)
+        found = chunk_inputs(state, encoded, scores, keys, count, config)
         expected = admit_on_host(state, found, config)
         slot, counts, held, ready = fused_admit(state, config.strategy, *found)
         assert torch.equal(slot, expected.slot) and torch.equal(counts, expected.counts)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from lessmore import prompts
 from lessmore.errors import ConfigError
+from lessmore.models import class_embeddings
 from lessmore.models.load import load
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
@@ -106,7 +107,9 @@ def test_low_precision_is_averaged_in_float32(vlm: VLM) -> None:
     half = vlm.to(dtype=torch.bfloat16)
     got = half.classifier(["dog", "fox"], ["a {}", "the big {}"], cache=False)
     assert got.dtype == torch.bfloat16
-    table = prompts._ensemble(prompts._embed(half, half.tokenize(["a dog", "the big dog"]), 8, None), 1)
+    table = class_embeddings._ensemble(
+        class_embeddings._embed(half, half.tokenize(["a dog", "the big dog"]), 8, None), 1
+    )
     assert table.dtype == torch.float32
 
 
