@@ -156,10 +156,10 @@ class Adaptation:
     """Let the sample into the reservoir and then correct its answer, or the other way round."""
     exclude_own: bool = False
     """With update_first: leave the sample's own entry out of its correction."""
-    centre: Debiasing = "off"
-    """Take off what all images of the stream have in common: off the logits, before anything else is done with them,
-    and off the tokens before their cosines in the correction, which then counts by what was seen of stream and class.
-    `careful` leaves the logits alone where the stream may be one of few classes; `bold` is for streams known to show
+    debias: Debiasing = "off"
+    """Remove what all images of the stream have in common: from the logits before anything else, and from the tokens
+    before their cosines in the correction. The correction then counts by how much was seen of stream and class.
+    `careful` leaves the logits alone where the stream may show few classes; `bold` is for streams known to show
     many."""
 
     def __post_init__(self) -> None:
@@ -171,17 +171,20 @@ class Adaptation:
 
 
 class Preset(NamedTuple):
-    """A named pair of settings; `tuned_on` names the data set whose test labels chose it, if any."""
+    """A named pair of settings."""
 
     condensation: Condensation
     adaptation: Adaptation
     tuned_on: str | None = None
+    """The data set whose test labels chose the settings, if any."""
+    scales: bool = False
+    """Whether the condensing blocks follow the depth of a tower too shallow for them; see `methods.resolve`."""
 
 
 LATE = (6, 7, 8, 9, 10)
-"""Blocks in which `default` and `bold` condense: R = 0.9 there costs what it costs in blocks 3, 6 and 9."""
+"""Blocks in which `default` and `bold` condense a tower of 12: R = 0.9 there costs what it costs in 3, 6 and 9."""
 _MERGED = Condensation(layers=LATE, counts="exact", merge_prune=(1, 0), K=4, proportional=True)
-_LABELFREE = Preset(_MERGED, Adaptation(centre="careful", lam=10.0, sharpness=2.0))
+_LABELFREE = Preset(_MERGED, Adaptation(debias="careful", lam=10.0, sharpness=2.0), scales=True)
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -221,7 +224,7 @@ def _tuned(name: str) -> Preset:
 PRESETS: dict[str, Preset] = {
     "default": _LABELFREE,
     "labelfree": _LABELFREE,
-    "bold": Preset(_MERGED, replace(_LABELFREE.adaptation, centre="bold")),
+    "bold": Preset(_MERGED, replace(_LABELFREE.adaptation, debias="bold"), scales=True),
     "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,
@@ -251,4 +254,5 @@ def preset(name: str, **overrides: Any) -> Preset:
         overrides = {**overrides, "counts": "table", "rate": None}
     condensation = replace(base.condensation, **{k: v for k, v in overrides.items() if k in ours})
     adaptation = replace(base.adaptation, **{k: v for k, v in overrides.items() if k in theirs})
-    return Preset(condensation, adaptation, base.tuned_on)
+    scales = base.scales and "layers" not in overrides
+    return base._replace(condensation=condensation, adaptation=adaptation, scales=scales)

@@ -1,38 +1,36 @@
-"""The domain's centre: what all images of a stream have in common, taken off their answers. No labels, nothing to tune.
+"""Label-free debiasing: remove from the logits what all images of a stream have in common.
 
-Under a shift the features of a whole domain are displaced together, which adds the same vector to the logits of every
-image. `observe` keeps a running mean m of the logits z (less their mean over classes) and answers with
+A domain shift displaces the features of a whole domain together, which adds the same vector to the logits of every
+image. `observe` keeps the running mean feature of the stream. Its logits m follow for any class list. With z the logits
+of an image, both less their mean over the classes, the debiased logits are
 
     (z − w·(m − 4·h·often))_c / |t_c − w·t̄|,    often_c = max(0, share_c − 3/C),
-    w = max(0, 1 − E[z²]/E[m²] · (1/(1 + turns) + (1 + few)·(1/K − 1/C))),
+    w = max(0, 1 − E[z²]/E[m²] · (1/(1 + n) + (1 + few)·(1/K − 1/C))),
 
-t_c the class texts, t̄ their mean. The strength w is a James–Stein shrinkage: the mean counts as far as it is larger
-than chance would make it, with as many independent draws as there were turns in the stream, the sum of |p_i − p_{i−1}|²
-over successive answers, and as far as many classes (K, the exponential of the entropy of the answers so far) were seen,
-for the mean of few classes is those classes and not the domain.
+where t_c are the class embeddings and t̄ is their mean. Three pieces of evidence decide how much is removed.
 
-A frequent class is a part of the mean as well, and would lose by it: images of a class stand out from the mean by h,
-E[max(z − m)], so the class that stands out most in a share of them has put share·h into it. What it has above three
-times an even share is given back fourfold: once for the mean, and the rest because a frequent class is likely to come
-again. A class that the domain favours does not stand out from the domain's mean, and is given nothing.
+- **Is the mean larger than chance?** w is a James–Stein shrinkage. n counts effectively independent images: the sum of
+  |p_i − p_{i−1}|² over successive zero-shot answers. A stream that repeats itself adds little to it.
+- **Did the stream show many classes?** The mean of few classes is those classes, not the domain. K is the exponential
+  of the entropy of the answers so far. `few` adds to the doubt. Images of many classes stand out from the mean upwards,
+  each with its own class far above and the others a little below; images of one class scatter both ways. So
+  E[max + min] / E[max − min] of z − m is near 0 for a stream of one class and about 0.3 for many classes, and `few`
+  falls from 1 to 0 in between. K counts the answers to z − (1 − few)·w·m: zero-shot's, while classes may be few.
+- **Is a class frequent?** A frequent class is part of the mean and would lose by it. Images stand out from the mean by
+  h = E[max(z − m)], so the class that stands out most in a share of them has put share·h into it. What it has above
+  three times an even share is given back fourfold: once for the mean, and the rest because a frequent class is likely
+  to come again. A class that the domain favours does not stand out from the mean and is given nothing.
 
-Whether classes are few shows in what is left when the mean is taken off. Images of many classes stand out from it
-upwards, each with its own class far above and the others a little below; images of one class differ by noise, upwards
-and downwards alike. So `lopsided`, E[max + min] over E[max − min] of z − m, is near 0 for a stream of one class and
-about 0.3 for one of many, and `few` falls from 1 to 0 in between. The answers that K counts are those to
-z − (1 − few)·w·m: zero-shot's as long as classes may be few.
+Only the last 150 effective images are remembered, so a slow change is followed. A sudden change shows in x, the
+distance of an image from the mean along the direction of the last 16 images. Without a change that direction is chance,
+and x is as often negative as positive. A CUSUM adds up x/√E[x²] − ½ per effective image and never falls below 0. Above
+10·(1 + ρ)/(1 − ρ), with ρ the correlation of successive x, the mean restarts from those 16 images. In a stream with
+long runs of a class ρ is large, and the same evidence says less.
 
-Only the last 150 turns are remembered, so that a slowly changing domain is followed. A sudden change shows in x, how
-far an image lies from the mean in the direction in which the last 16 images do. Without a change that direction is
-chance and x as often negative as positive. Evidence is summed over turns, a CUSUM of x/√E[x²] − ½ that never falls
-below 0. When it exceeds 10·(1 + ρ)/(1 − ρ), ρ the correlation of successive x, the mean starts again from those 16
-images: in a stream of long runs of a class ρ is large, and the same evidence says less.
+The same statistics say how far TCA's memory can be trusted (`trust`).
 
-What was seen also says how far TCA's memory is to be trusted (`trust`): entries of a class as far as the class has
-stood out from the mean, all of them as far as the stream has turned.
-
-The first image of a stream is answered as zero-shot answers it. A domain in which zero-shot sees one class everywhere
-cannot be told from a stream of that class, and is left alone, unless the caller knows better (`bold`).
+The first image of a stream gets zero-shot's answer. A domain in which zero-shot sees one class everywhere looks like a
+stream of that class and is left alone, unless the caller knows better (`bold`).
 """
 
 from __future__ import annotations
@@ -42,126 +40,183 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lessmore.core.class_texts import ClassTexts
+
 MEMORY = 150.0
-"""Turns that are remembered."""
+"""Effective images that are remembered."""
 FEW, MANY = 0.15, 0.25
-"""Lopsided up to here: perhaps few classes; from here on: many."""
+"""Below the first, classes may be few; above the second, they are many."""
 OFTEN, LIFT = 3.0, 4.0
-"""Times an even share from which on a class is frequent; times its part of the mean that it is given back."""
+"""A class is frequent above this multiple of an even share; its part of the mean is given back this many times."""
 RECENT, SLACK, ALARM, PAST = 16.0, 0.5, 10.0, 1000.0
-"""Images a change is seen by; what chance may add to the evidence per turn; evidence of a change; images by which to
-tell what is usual."""
+"""The change detector: images that show a change; evidence per effective image that chance may add; evidence that
+raises the alarm; images that define what is usual."""
 HALF, GROWN = 0.5, 20.0
-"""Images of a class, and turns of the stream, at which entries count half."""
-TOPS = 2
-"""Its place in a `Centre` as in the rows of `Reservoir.centre`."""
-TURNS, STRENGTH, CHANGES = 2, 5, 6
-"""Places in `Centre.course`."""
-DOUBT = {"careful": 1.0, "bold": 0.25}
-"""Weight of the term of classes, by what the caller knows of the stream."""
+"""Images of a class, and effective images of the stream, at which stored entries count half."""
+PRIOR_WEIGHT = {"careful": 1.0, "bold": 0.25}
+"""Weight of the doubt about few classes, by what the caller knows of the stream."""
 
 
-class Centre(NamedTuple):
-    """What is remembered of a stream; all zeros before the first image."""
+class StreamMean(NamedTuple):
+    """What debiasing remembers of a stream; all zeros before the first image.
 
-    total: Tensor
-    """Sum of the logits, each less its mean over classes, [C]."""
-    counts: Tensor
-    """Answers per class, [C]."""
-    tops: Tensor
-    """Images by the class that stands out most from the mean, [C]."""
-    last: Tensor
-    """Zero-shot probabilities of the last image, [C]."""
-    recent: Tensor
-    """Moving mean of the logits, each less its mean over classes, over the last images, [C]."""
-    course: Tensor
-    """Images, sum of the mean squared logits, turns, sums of max + min and of max − min of the logits without the
-    mean before them, the last strength w, and changes of domain so far; then evidence of the next, the last x, sums of
-    x² and of x times the one before, and images with an x, [12]."""
-
-
-def empty(C: int, device: torch.device | str) -> Centre:
-    """Nothing seen."""
-    total, counts, tops, last, recent = torch.zeros(5, C, device=device).unbind(0)
-    return Centre(total, counts, tops, last, recent, torch.zeros(12, device=device))
-
-
-def lean(text: Tensor) -> Tensor:
-    """t_c · t̄ of class texts [C, E], from which all |t_c − w·t̄| follow, [C] float32 or better."""
-    wide = text.to(torch.promote_types(text.dtype, torch.float32))
-    return wide @ wide.mean(dim=0)
-
-
-def trust(tops: Tensor, turns: Tensor) -> Tensor:
-    """How much the entries of each class count, 0 at the start: tops [..., C], turns [...] → [..., C].
-
-    tops: images in which each stood out most. Where a class hardly ever comes, what is stored of it are mistakes.
+    Sums decay together, so that about `MEMORY` effective images are remembered. Scalars have shape `[]`.
     """
-    return tops / (tops + HALF) * (turns / (turns + GROWN)).unsqueeze(-1)
+
+    feature_sum: Tensor
+    """Sum of the features, `[E]`."""
+    recent_feature: Tensor
+    """Moving mean of the last features, `[E]`."""
+    answer_counts: Tensor
+    """Answers per class, `[C]`."""
+    standout_counts: Tensor
+    """Images by the class that stands out most from the mean, `[C]`."""
+    last_answer: Tensor
+    """Zero-shot probabilities of the last image, `[C]`."""
+    images: Tensor
+    """Images remembered."""
+    power: Tensor
+    """Sum of the mean squared logits."""
+    effective_samples: Tensor
+    """Images remembered that differ from the image before them, as a sum of |p_i − p_{i−1}|²."""
+    rise: Tensor
+    """Sum of max + min of the logits less the mean before them."""
+    span: Tensor
+    """Sum of max − min of the same."""
+    strength: Tensor
+    """The last w: the share of the mean that was removed."""
+    domain_changes: Tensor
+    """Changes of domain noticed so far; never decays."""
+    evidence: Tensor
+    """Evidence of the next change."""
+    last_drift: Tensor
+    """x of the last image."""
+    drift_power: Tensor
+    """Sum of x²."""
+    drift_product: Tensor
+    """Sum of x times the x before it."""
+    drift_images: Tensor
+    """Images that have an x."""
 
 
-def observe(centre: Centre, logits: Tensor, lean: Tensor, doubt: float) -> tuple[Tensor, Centre]:
-    """Zero-shot logits [C] of the next image → its logits without the centre, [C], and what is then remembered.
+def empty(E: int, C: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> StreamMean:
+    """A stream mean that has seen nothing, for features of length E and C classes."""
+    shapes = {"feature_sum": (E,), "recent_feature": (E,)}
+    shapes |= dict.fromkeys(("answer_counts", "standout_counts", "last_answer"), (C,))
+    return StreamMean(*(torch.zeros(shapes.get(f, ()), dtype=dtype, device=device) for f in StreamMean._fields))
 
-    lean: of the class texts, [C]. doubt: one of `DOUBT`. Logits that are not finite are left alone and forgotten. Pure;
-    nothing is read on the host, so that it can be captured and mapped over streams.
+
+def trust(mean: StreamMean) -> Tensor:
+    """How much the stored entries of each class count: 0 at the start of a stream, towards 1 later, `[..., C]`.
+
+    Entries of a class count by how often the class stood out, because what is stored of a class that hardly ever comes
+    are mistakes. All entries count by how many effective images the stream has shown.
+    """
+    seen = mean.effective_samples
+    return mean.standout_counts / (mean.standout_counts + HALF) * (seen / (seen + GROWN)).unsqueeze(-1)
+
+
+def observe(
+    mean: StreamMean, logits: Tensor, feature: Tensor, texts: ClassTexts, prior_weight: float
+) -> tuple[Tensor, StreamMean]:
+    """Debias the next image of a stream and remember it.
+
+    Pure, and nothing is read on the host, so that it can be captured in a graph and mapped over streams.
+
+    Args:
+        mean: What is remembered of the stream.
+        logits: Zero-shot logits of the image, `[C]`. Logits that are not finite are returned as they are and leave no
+            trace.
+        feature: L2-normalised feature of the image, `[E]`.
+        texts: The class embeddings.
+        prior_weight: One of `PRIOR_WEIGHT`.
+
+    Returns:
+        The debiased logits `[C]` and what is remembered with this image.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     finite = wide.isfinite().all()
     z = torch.where(finite, wide - wide.mean(), 0)
+    f = torch.where(finite, feature.to(mean.feature_sum), 0)
     p = torch.where(finite, wide, 0).softmax(dim=-1)
-    total, counts, tops, last, recent, course = centre
-    seen, power, turns, rise, span = course[:5]
-    C = len(z)
+    C, again = len(z), mean.images > 0
+    total, recent = (centred(texts.logits(v.to(wide.dtype))) for v in (mean.feature_sum, mean.recent_feature))
 
-    again = seen > 0
-    turn = torch.where(again, (p - last).square().sum(), 0)
-    before = total / seen.clamp_min(1e-9)
+    before = total / mean.images.clamp_min(1e-9)
     rest = z - before
     high, low = rest.amax(dim=-1), rest.amin(dim=-1)
-    rise, span = rise + torch.where(again, high + low, 0), span + torch.where(again, high - low, 0)
-    total, seen, power, turns = total + z, seen + 1, power + z.square().mean(), turns + turn
+    turn = torch.where(again, (p - mean.last_answer).square().sum(), 0)
+    rise, span = mean.rise + torch.where(again, high + low, 0), mean.span + torch.where(again, high - low, 0)
+    images, power, turns = mean.images + 1, mean.power + z.square().mean(), mean.effective_samples + turn
 
-    mean = total / seen
-    ratio = (power / seen) / mean.square().mean().clamp_min(1e-12)
-    classes = torch.special.entr(counts / counts.sum().clamp_min(1e-9)).sum().exp()
-    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, 1)
-    chance = 1 / (1 + turns) + doubt * (1 + few) * (1 / classes - 1 / C)
-    strength = (1 - ratio * chance).clamp_min(0)
-    height = (rise + span) / (2 * seen)
-    often = (tops / tops.sum().clamp_min(1e-9) - OFTEN / C).clamp_min(0)
-    domain = mean - LIFT * height * often
-    lengths = (1 - 2 * strength * lean + strength.square() * lean.mean()).clamp_min(1e-12).sqrt()
+    middle = (total + z) / images
+    strength, few = _strength(middle, power / images, turns, rise, span, mean.answer_counts, prior_weight)
+    height = (rise + span) / (2 * images)
+    often = (mean.standout_counts / mean.standout_counts.sum().clamp_min(1e-9) - OFTEN / C).clamp_min(0)
+    domain = middle - LIFT * height * often
+    lengths = (1 - 2 * strength * texts.bias + strength.square() * texts.bias.mean()).clamp_min(1e-12).sqrt()
     answer = (z - strength * domain) / lengths
-    likely = (z - (1 - few) * strength * mean).argmax()
-    each = torch.arange(C, device=z.device)
-    counts, tops = counts + (each == likely), tops + (each == rest.argmax())
 
-    changed, watch = _watched(course[7:], recent - before, rest, seen > 2 * RECENT, turn)
-    recent = recent + (z - recent) / seen.clamp_max(RECENT)
-    keep = torch.where(changed, RECENT / seen, 1)
-    total = torch.where(changed, seen * recent, total)
+    likely, each = (z - (1 - few) * strength * middle).argmax(), torch.arange(C, device=z.device)
+    changed, watch = _watch(mean, recent - before, rest, images > 2 * RECENT, turn)
+    newest = mean.recent_feature + (f - mean.recent_feature) / images.clamp_max(RECENT)
+    keep = torch.where(changed, RECENT / images, 1)
     keep = keep * (MEMORY / (keep * turns).clamp_min(1e-9)).clamp_max(1)
-    sums = (seen, power, turns, rise, span)
-    course = torch.stack([*(keep * x for x in sums), strength, course[6] + changed, *watch])
-    after = Centre(keep * total, keep * counts, keep * tops, p, recent, course)
-    after = Centre(*(torch.where(finite, new, old) for new, old in zip(after, centre, strict=True)))
+    after = StreamMean(
+        feature_sum=keep * torch.where(changed, images * newest, mean.feature_sum + f),
+        recent_feature=newest,
+        answer_counts=keep * (mean.answer_counts + (each == likely)),
+        standout_counts=keep * (mean.standout_counts + (each == rest.argmax())),
+        last_answer=p,
+        images=keep * images,
+        power=keep * power,
+        effective_samples=keep * turns,
+        rise=keep * rise,
+        span=keep * span,
+        strength=strength,
+        domain_changes=mean.domain_changes + changed,
+        **watch,
+    )
+    after = StreamMean(*(torch.where(finite, new, old) for new, old in zip(after, mean, strict=True)))
     return torch.where(finite, answer.to(logits.dtype), logits), after
 
 
-def _watched(watch: Tensor, drift: Tensor, rest: Tensor, known: Tensor, turn: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Whether the domain has changed [], and the last five of the course.
+def centred(logits: Tensor) -> Tensor:
+    """Logits `[..., C]` less their mean over the classes."""
+    return logits - logits.mean(dim=-1, keepdim=True)
 
-    drift: mean of the last images less the mean, [C]. rest: the image less the mean, [C]. known: whether the mean is of
-    more than the last images, []. turn: the image's, [].
+
+def _strength(
+    middle: Tensor, power: Tensor, turns: Tensor, rise: Tensor, span: Tensor, answers: Tensor, prior_weight: float
+) -> tuple[Tensor, Tensor]:
+    """The strength w, and whether classes may be few; middle and answers `[C]`, the others `[]`."""
+    classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
+    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, 1)
+    chance = 1 / (1 + turns) + prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
+    ratio = power / middle.square().mean().clamp_min(1e-12)
+    return (1 - ratio * chance).clamp_min(0), few
+
+
+def _watch(
+    mean: StreamMean, drift: Tensor, rest: Tensor, known: Tensor, turn: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Whether the domain has changed `[]`, and the detector's fields after the image.
+
+    drift: the recent mean less the mean, `[C]`. rest: the image less the mean, `[C]`. known: whether the mean holds
+    more than the recent images, `[]`. turn: what the image adds to the effective images, `[]`.
     """
-    evidence, previous, power, product, images = watch
     x = torch.where(known, (drift * rest).sum() / drift.square().sum().sqrt().clamp_min(1e-9), 0)
-    usual = (power / images.clamp_min(1e-9)).sqrt().clamp_min(1e-9)
+    usual = (mean.drift_power / mean.drift_images.clamp_min(1e-9)).sqrt().clamp_min(1e-9)
     more = torch.where(known, turn * (x / usual - SLACK), 0)
-    evidence = torch.where(images > RECENT, (evidence + more).clamp_min(0), 0)
-    rho = (product / power.clamp_min(1e-9)).clamp(0.0, 0.95)
+    evidence = torch.where(mean.drift_images > RECENT, (mean.evidence + more).clamp_min(0), 0)
+    rho = (mean.drift_product / mean.drift_power.clamp_min(1e-9)).clamp(0.0, 0.95)
     changed = evidence > ALARM * (1 + rho) / (1 - rho)
-    power, product, images = power + x.square(), product + x * previous, images + known
+    images = mean.drift_images + known
     keep = (PAST / images.clamp_min(1e-9)).clamp_max(1)
-    return changed, [torch.where(changed, 0, evidence), x, keep * power, keep * product, keep * images]
+    return changed, {
+        "evidence": torch.where(changed, 0, evidence),
+        "last_drift": x,
+        "drift_power": keep * (mean.drift_power + x.square()),
+        "drift_product": keep * (mean.drift_product + x * mean.last_drift),
+        "drift_images": keep * images,
+    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from lessmore.engines.availability import has_triton
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import Method, Outcome, Setup, make
 
@@ -70,7 +70,7 @@ def graph_unusable(method: str, setup: Setup) -> str | None:
         return f"the step of method {method!r} cannot be captured, only those of {' and '.join(_CAPTURED)}"
     if setup.preset.condensation.rule == "sampling":
         return "the reducer's token counts depend on the image"
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed"
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from lessmore.core.encoder import Encoded
 from lessmore.core.reservoir import class_mean
 from lessmore.core.scoring import Anchor, AnchorProvider, Candidates, anchor_cosines
+from lessmore.engines.availability import has_triton
 
 
 class NearestAnchors(NamedTuple):
@@ -79,7 +79,7 @@ class Forecast(NamedTuple):
 
 def look_up(summary: Tensor, anchors: Candidates) -> NearestAnchors:
     """The anchors nearest to summary tokens [B, D]: in a kernel on CUDA, else by plain functions."""
-    if summary.is_cuda and summary.dtype != torch.float64 and importlib.util.find_spec("triton") is not None:
+    if summary.is_cuda and summary.dtype != torch.float64 and has_triton():
         from lessmore.engines.kernels import nearest_anchor as kernel
 
         return NearestAnchors(*kernel.fused_look_up(summary, anchors))

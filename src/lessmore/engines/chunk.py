@@ -22,14 +22,16 @@ from torch import Tensor
 
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.costs import Accounting
+from lessmore.core.debias import StreamMean
 from lessmore.core.encoder import Encoded, PrefixState
 from lessmore.core.reservoir import ready_anchors, reliability
 from lessmore.engines import graph_unusable
 from lessmore.engines.anchor_prediction import Forecast, used
 from lessmore.engines.batching import Answers, copied, fitting, logits_of, outcome, padded, put_, take_rows, tensors
 from lessmore.engines.capture import Record, Tape, capture
-from lessmore.engines.chunk_debias import Centred, followed, observed
+from lessmore.engines.chunk_debias import ChunkDebiased, followed, observed
 from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide, forecast, store_
+from lessmore.engines.packed_mean import pack
 from lessmore.engines.split_encoder import Prefix, Rest, halves
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
@@ -58,7 +60,7 @@ class Survey(NamedTuple):
 
     logits: Tensor
     """Zero-shot, [P, C]."""
-    centred: Centred
+    debiased: ChunkDebiased
     keys: Tensor
     """Reliabilities, [P]."""
     decisions: Admissions
@@ -110,7 +112,8 @@ class Chunk:
         self._tca = TCA(setup)
         if record is None and prefix is None and rest is None and graph_unusable("tca", setup) is None:
             record = partial(capture, pool=torch.cuda.graph_pool_handle())
-        self._tape = None if record is None else Tape(list(self._tca.reservoir), record)
+        self._tca.stream, self._packed = pack(self._tca.stream)
+        self._tape = None if record is None else Tape(self._tca.stream.tensors(), record)
         self._open, self._check = self._recorded(self._opened), self._recorded(self._checked)
         self._again, self._close = self._recorded(self._repeated), self._recorded(self._closed)
         self._pass = self._recorded(self._passed)
@@ -136,28 +139,24 @@ class Chunk:
                 start += size
 
     def reset(self) -> None:
-        """Empty the reservoir."""
-        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
+        """Forget the stream."""
+        self._tca.reset()
 
     def state(self) -> dict[str, Tensor]:
-        """The reservoir's tensors, copied."""
+        """The state's tensors, copied."""
         return self._tca.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state()`; the tensors keep their places, which recordings know."""
-        fixed = self._tca.reservoir
         self._tca.restore(state)
-        for ours, theirs in zip(fixed, self._tca.reservoir, strict=True):
-            ours.copy_(theirs)
-        self._tca.reservoir = fixed
 
     def slots(self) -> Tensor:
         """Which slots of the reservoir are in use, [C, M] bool."""
         return self._tca.slots()
 
-    def course(self) -> Tensor:
-        """Of the stream's centre, [12]."""
-        return self._tca.course()
+    def stream_mean(self) -> StreamMean:
+        """What debiasing remembers; zeros where it is off."""
+        return self._tca.stream_mean()
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """Of one image that is encoded once; `work` says how many were encoded again."""
@@ -214,17 +213,18 @@ class Chunk:
     # The parts of a chunk, as functions of tensors alone.
 
     def _opened(self, pixels: Tensor) -> Opened:
-        begun, anchors = self.prefix(pixels), ready_anchors(self._tca.reservoir, self.setup.preset.adaptation.ready)
+        reservoir, ready = self._tca.stream.reservoir, self.setup.preset.adaptation.ready
+        begun, anchors = self.prefix(pixels), ready_anchors(reservoir, ready)
         encoded = self.rest(begun, anchors)
         return Opened(begun, encoded, used(encoded, anchors))
 
     def _surveyed(self, encoded: Encoded, images: Tensor) -> Survey:
-        state, config = self._tca.reservoir, self.setup.preset.adaptation
+        state, config = self._tca.stream, self.setup.preset.adaptation
         logits = logits_of(encoded, self.setup)
-        centred = observed(state, logits, images, self.setup)
-        keys = reliability(centred.logits, config.key).to(state.keys.dtype)
-        known = chunk_inputs(state, encoded, centred.logits, keys, images, config)
-        return Survey(logits, centred, keys, decide(state, known, config))
+        debiased = observed(state, encoded, logits, images, self.setup, self._packed)
+        keys = reliability(debiased.logits, config.key).to(state.reservoir.keys.dtype)
+        known = chunk_inputs(state.reservoir, encoded, debiased.logits, keys, images, config)
+        return Survey(logits, debiased, keys, decide(state.reservoir, known, config))
 
     def _checked(self, opened: Opened, images: Tensor) -> Checked:
         survey = self._surveyed(opened.encoded, images)
@@ -232,25 +232,25 @@ class Chunk:
         return Checked(survey, found, found.fits(opened.encoded, opened.used))
 
     def _repeated(self, opened: Opened, forecast: Forecast, rows: Tensor, source: Tensor) -> Opened:
-        """rows: the images encoded again, filled up, [B]; source: for each of the chunk its place there or −1, [P]."""
+        """rows: the images to encode again, padded, [B]; source: the place of each image there, or −1, [P]."""
         found = forecast.to(rows, source)
         part = self.rest(take_rows(opened.begun, rows), found)
         put_([*tensors(opened.encoded), *opened.used], source, [*tensors(part), *used(part, found)])
         return opened
 
     def _foreseen(self, encoded: Encoded, decisions: Admissions) -> Forecast:
-        return forecast(self._tca.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)
+        return forecast(self._tca.stream.reservoir, decisions, encoded.tokens, self.setup.preset.adaptation.ready)
 
     def _closed(self, encoded: Encoded, survey: Survey, images: Tensor) -> Outcome:
-        logits, centred, keys, decisions = survey
-        state, config = self._tca.reservoir, self.setup.preset.adaptation
-        middles = None if config.centre == "off" else followed(state, encoded, images)
-        better = corrected(state, decisions, encoded.tokens, centred, middles, self._tca.weights, config)
-        store_(state, decisions, encoded, keys, images)
-        state.centre.copy_(centred.centre)
-        state.course.copy_(centred.course)
-        if middles is not None:
-            state.middle.copy_(middles[-1])
+        logits, debiased, keys, decisions = survey
+        state, config = self._tca.stream, self.setup.preset.adaptation
+        means = None if config.debias == "off" else followed(state, encoded, images)
+        better = corrected(state.reservoir, decisions, encoded.tokens, debiased, means, self._tca.weights, config)
+        store_(state.reservoir, decisions, encoded, keys, images)
+        if means is not None:
+            for ours, theirs in zip(state.stream_mean, debiased.stream_mean, strict=True):
+                ours.copy_(theirs)
+            state.token_mean.copy_(means[-1])
         return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
 
     def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:

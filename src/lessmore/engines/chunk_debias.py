@@ -1,89 +1,98 @@
-"""The centre of a stream as each image of a chunk finds it: logits without it, and the middle of the tokens."""
+"""Debiasing as each image of a chunk finds it: its logits, the trust in the memory, and the token mean."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lessmore.config import Adaptation
-from lessmore.core import reservoir
-from lessmore.core.debias import DOUBT, TOPS, TURNS, trust
+from lessmore.core import debias
+from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
 from lessmore.core.encoder import Encoded
-from lessmore.core.reservoir import Reservoir
-from lessmore.core.token_mean import moved
+from lessmore.core.stream import StreamState
+from lessmore.core.token_mean import updated_mean
+from lessmore.engines.availability import has_triton
+from lessmore.engines.packed_mean import PackedMean
 from lessmore.methods.registry import Setup
 
 LARGEST = 32768
 """Classes that the kernel's one program can hold; with many more it takes minutes to compile."""
 
 
-class Centred(NamedTuple):
-    """What images give that are observed one after the other."""
+class ChunkDebiased(NamedTuple):
+    """What debiasing makes of images observed one after another."""
 
     logits: Tensor
-    """Without the centre, [P, C]."""
-    centre: Tensor
-    """The stream's centre after the last image, [5, C]."""
-    course: Tensor
-    """[12]"""
+    """Debiased, `[P, C]`."""
+    stream_mean: StreamMean
+    """After the last image."""
     trust: Tensor | None
-    """How much what is stored of each class counts for each image, [P, C]; None where there is no centre."""
+    """How much the stored entries of each class count for each image, `[P, C]`; None where debiasing is off."""
 
 
-def observed(state: Reservoir, logits: Tensor, images: Tensor, setup: Setup) -> Centred:
-    """Zero-shot logits [P, C], the first `images` [] of them real, without the centre where the preset asks for that.
+def observed(
+    state: StreamState, encoded: Encoded, logits: Tensor, images: Tensor, setup: Setup, packed: PackedMean | None
+) -> ChunkDebiased:
+    """Debias a chunk where the preset asks for it: in a kernel on CUDA, else by plain functions.
 
-    In a kernel on CUDA, else by plain functions. The state stays as it is, and so do rows that are not real.
+    The state stays as it is.
+
+    Args:
+        state: The state before the chunk.
+        encoded: The chunk's encodings.
+        logits: Zero-shot logits, `[P, C]`.
+        images: How many of them are real, `[]`; the others are returned as they are and leave no trace.
+        setup: The model and the settings.
+        packed: The buffers that the state's stream mean lies in; None where there are none.
     """
     config = setup.preset.adaptation
-    if config.centre == "off":
-        return Centred(logits, state.centre, state.course, None)
-    if not logits.is_cuda or logits.shape[1] > LARGEST or importlib.util.find_spec("triton") is None:
-        return observe_all(state, logits, images, setup.lean, config)
+    if config.debias == "off":
+        return ChunkDebiased(logits, state.stream_mean, None)
+    if packed is None or not logits.is_cuda or logits.shape[1] > LARGEST or not has_triton():
+        return observe_all(state, encoded.feature, logits, images, setup)
     from lessmore.engines.kernels import debias as kernel
 
-    before, lean = (state.centre, state.course), setup.lean.to(logits)
-    answers, trust = torch.empty_like(logits), torch.empty_like(logits)
-    after = torch.empty_like(state.centre), torch.empty_like(state.course)
-    kernel.scan(logits, lean, images, before, answers, *after, trust, DOUBT[config.centre])
-    return Centred(answers, *after, trust)
+    answers, trust, after = torch.empty_like(logits), torch.empty_like(logits), packed.like()
+    kernel.scan(
+        logits, encoded.feature, images, setup.class_texts, packed, after, answers, trust, PRIOR_WEIGHT[config.debias]
+    )
+    return ChunkDebiased(answers, after.view(), trust)
 
 
-def observe_all(state: Reservoir, logits: Tensor, images: Tensor, lean: Tensor, config: Adaptation) -> Centred:
-    """The same, image by image; nothing is read on the host."""
+def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Tensor, setup: Setup) -> ChunkDebiased:
+    """The same, image by image; nothing is read on the host. feature `[P, E]`."""
     real = torch.arange(len(logits), device=logits.device) < images
-    answers, trusts = [], []
-    for row, counts in zip(logits, real, strict=True):
-        answer, *after = reservoir.centred(state, torch.where(counts, row, torch.nan), lean, config)
+    weight = PRIOR_WEIGHT[setup.preset.adaptation.debias]
+    mean, answers, trusts = state.stream_mean, [], []
+    for own, row, counts in zip(feature, logits, real, strict=True):
+        found = torch.where(counts, row, torch.nan)
+        answer, mean = debias.observe(mean, found, own, setup.class_texts, weight)
         answers.append(torch.where(counts, answer, row))
-        state = state._replace(centre=after[0], course=after[1])
-        trusts.append(trust(state.centre[TOPS], state.course[TURNS]))
-    return Centred(torch.stack(answers), state.centre, state.course, torch.stack(trusts))
+        trusts.append(debias.trust(mean))
+    return ChunkDebiased(torch.stack(answers), mean, torch.stack(trusts))
 
 
-def followed(state: Reservoir, encoded: Encoded, images: Tensor) -> Tensor:
-    """The middle of the stream's tokens after each of P images, the first `images` [] of them real, [P, L, D].
+def followed(state: StreamState, encoded: Encoded, images: Tensor) -> Tensor:
+    """The token mean after each of P images, `[P, L, D]`: in a kernel on CUDA, else by plain functions.
 
-    In a kernel on CUDA, else by plain functions. The state stays as it is.
+    The state stays as it is. images: how many of the chunk are real, `[]`.
     """
-    if not encoded.tokens.is_cuda or importlib.util.find_spec("triton") is None:
+    if not encoded.tokens.is_cuda or not has_triton():
         return follow_all(state, encoded, images)
     from lessmore.engines.kernels import token_mean as kernel
 
-    tokens, like = encoded.tokens, state.middle
+    tokens, like = encoded.tokens, state.token_mean
     places = like.new_empty(tokens.shape), like.new_empty(len(tokens), 3, tokens.shape[1])
-    return kernel.follow(tokens, encoded.feature, images, state.step, state.middle, *places)
+    return kernel.follow(tokens, encoded.feature, images, state.reservoir.step, state.token_mean, *places)
 
 
-def follow_all(state: Reservoir, encoded: Encoded, images: Tensor) -> Tensor:
+def follow_all(state: StreamState, encoded: Encoded, images: Tensor) -> Tensor:
     """The same, image by image; nothing is read on the host."""
     sound = torch.cat([encoded.tokens.flatten(1), encoded.feature], dim=1).isfinite().all(dim=1)
     sound &= torch.arange(len(sound), device=sound.device) < images
-    middle, after = state.middle, []
+    mean, after = state.token_mean, []
     for i, tokens in enumerate(encoded.tokens):
-        middle = torch.where(sound[i], moved(middle, tokens, state.step + i), middle)
-        after.append(middle)
+        mean = torch.where(sound[i], updated_mean(mean, tokens, state.reservoir.step + i), mean)
+        after.append(mean)
     return torch.stack(after)

@@ -7,7 +7,6 @@ that depends on it is read off products computed for all rows at once. All shape
 
 from __future__ import annotations
 
-import importlib.util
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +18,18 @@ from lessmore.config import Adaptation, Ready
 from lessmore.core.correction import class_scores, correct
 from lessmore.core.encoder import Encoded
 from lessmore.core.reservoir import Reservoir, class_mean
-from lessmore.core.token_mean import cosine
+from lessmore.core.token_mean import debiased_cosine
 from lessmore.engines.admission import Arrivals, ClassEntries, admit
 from lessmore.engines.anchor_prediction import Forecast
-from lessmore.engines.chunk_debias import Centred
+from lessmore.engines.availability import has_triton
+from lessmore.engines.chunk_debias import ChunkDebiased
 
 COLUMNS = 32
 """Products have a multiple of so many columns."""
 
 
 class ChunkInputs(NamedTuple):
-    """What decisions about P images need to know; as in `walk.Arrivals`, on the device."""
+    """What decisions about P images need to know; as in `admission.Arrivals`, on the device."""
 
     label: Tensor
     """[P] int64"""
@@ -90,7 +90,7 @@ def layer_mean(tokens: Tensor) -> Tensor:
 
 def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
     """What the images do, one after the other: in a kernel on CUDA, else on the host."""
-    if not chunk_inputs.label.is_cuda or importlib.util.find_spec("triton") is None:
+    if not chunk_inputs.label.is_cuda or not has_triton():
         return admit_on_host(state, chunk_inputs, config)
     from lessmore.engines.kernels import admission as kernel
 
@@ -99,7 +99,7 @@ def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> A
 
 
 def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
-    """The same, by `walk.walk`."""
+    """The same, by `admission.admit`."""
     (C, M), P = state.ids.shape, len(chunk_inputs.label)
     near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
     newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
@@ -154,33 +154,40 @@ def corrected(
     state: Reservoir,
     decisions: Admissions,
     tokens: Tensor,
-    centred: Centred,
-    middles: Tensor | None,
+    debiased: ChunkDebiased,
+    token_means: Tensor | None,
     weights: Tensor,
     config: Adaptation,
 ) -> Tensor:
-    """p̃ of images with tokens [P, L, D] and what is `centred` of them, against the entries each finds: [P, C].
+    """p̃ of P images against the entries that each finds, `[P, C]`.
 
-    middles: of the stream's tokens as each image finds them, [P, L, D], where they are to be taken off.
+    Args:
+        state: The reservoir before the chunk.
+        decisions: What the images do to it.
+        tokens: Summary tokens, `[P, L, D]`.
+        debiased: What debiasing makes of the images.
+        token_means: The token mean that each image finds, `[P, L, D]`; None removes nothing.
+        weights: Layer weights, `[L]`.
+        config: The adaptation.
     """
     C, M = state.ids.shape
     place = decisions.label * M + decisions.slot
     held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))
     slots = state.anchors.flatten(0, 1)
-    # Filled up with zeros: a product's kernel may round its odd columns otherwise, and columns change their places.
+    # Padded with zeros: a product's kernel may round its odd columns differently, and columns change places.
     fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
     entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
     unit, stored = F.normalize(tokens.to(weights.dtype), dim=-1), F.normalize(entries, dim=-1).flatten(1).T
     affinity = (unit * weights[:, None]).flatten(1) @ stored
-    if middles is not None:
-        along = middles * weights[:, None]
-        ours, square = ((other * along).flatten(1).sum(dim=1, keepdim=True) for other in (unit, middles))
-        affinity = cosine(affinity, ours, along.flatten(1) @ stored, square)
+    if token_means is not None:
+        along = token_means * weights[:, None]
+        ours, square = ((other * along).flatten(1).sum(dim=1, keepdim=True) for other in (unit, token_means))
+        affinity = debiased_cosine(affinity, ours, along.flatten(1) @ stored, square)
     counted = (held >= C * M) | (state.ids >= 0).flatten()
     if config.exclude_own:
         counted &= held != torch.arange(C * M, C * M + len(tokens), device=held.device).unsqueeze(1)
     scores = class_scores(affinity.gather(1, held).unflatten(1, (C, M)), counted.unflatten(1, (C, M)), config)
-    return correct(centred.logits, scores, config, centred.trust)
+    return correct(debiased.logits, scores, config, debiased.trust)
 
 
 def store_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
@@ -200,7 +207,6 @@ def store_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tenso
         flat[place] = torch.where(new, values[image].to(field.dtype), flat[place])
 
     put(state.anchors, encoded.tokens)
-    put(state.features, encoded.feature)
     put(state.keys, key)
     put(state.ids, state.step + time)
     state.counts.copy_((state.ids >= 0).sum(dim=1))

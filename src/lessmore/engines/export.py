@@ -1,10 +1,12 @@
 """One online step as a file: pixels and state in, scores and next state out, run by torch.export or ONNX Runtime.
 
-    lessmore.engines.export.save(adapter, "step.onnx")          # or step.pt2
-    step = lessmore.engines.export.load("step.onnx")
-    scores, zero_shot = step(pixels)                    # [1, 3, H, W] → [C], [C]; the state goes along
+    from lessmore.engines.export import load_step, save_step
 
-The state is the reservoir, tensor by tensor under the names of `core.reservoir.Reservoir`; docs/export.md shows the
+    save_step(adapter, "step.onnx")              # or step.pt2
+    step = load_step("step.onnx")
+    scores, zero_shot = step(pixels)             # [1, 3, H, W] → [C], [C]; the state goes along
+
+The state is that of `core.stream.StreamState`, tensor by tensor under the names of its fields; docs/export.md shows the
 loop without this package.
 """
 
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 
 from lessmore.adapter import Adapter
 from lessmore.core.correction import probabilities
-from lessmore.core.reservoir import Reservoir
+from lessmore.core.stream import EMPTY, from_named
 from lessmore.errors import ConfigError, StateError
 from lessmore.methods.tca import TCA, step
 from lessmore.storage.files import replacing
@@ -48,9 +50,9 @@ class ExportableStep(nn.Module):
     def forward(self, pixels: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """One image [1, 3, H, W] → its scores [C], its zero-shot scores [C] and the next state."""
         setup = replace(self.setup, vision=self.vision, text=self.text)
-        answer, after = step(setup, self.weights, pixels, Reservoir(**state))
+        answer, after = step(setup, self.weights, pixels, from_named(state))
         scores = probabilities(answer.corrected, setup.preset.adaptation.domain)
-        return scores, answer.logits.softmax(dim=-1), after._asdict()
+        return scores, answer.logits.softmax(dim=-1), after.named()
 
 
 class Exported:
@@ -72,7 +74,7 @@ class Exported:
 
 
 def save_step(adapter: Adapter, path: str | Path) -> None:
-    """Write the adapter's step to a .pt2 (torch.export) or .onnx file; it starts with an empty reservoir."""
+    """Write the adapter's step to a .pt2 (torch.export) or .onnx file; it starts a new stream."""
     path = Path(path)
     if path.suffix not in ENDINGS:
         raise ConfigError(f"{path} does not end in {' or '.join(ENDINGS)}; give the file one of these endings")
@@ -91,7 +93,7 @@ def load_step(path: str | Path) -> Exported:
     """A file of `save`, on the CPU. A .pt2 file can run code of its maker's choosing: load only what you trust."""
     path = Path(path)
     if not path.is_file():
-        raise StateError(f"there is no file {path}; write it with lessmore.engines.export.save or lessmore export")
+        raise StateError(f"there is no file {path}; write it with lessmore export")
     return _load_onnx(path) if path.suffix == ".onnx" else _load_pt2(path)
 
 
@@ -105,14 +107,14 @@ def program_of(adapter: Adapter) -> torch.export.ExportedProgram:
     method = TCA(adapter._setup)
     side = adapter.vlm.vision.shape.image_size
     pixels = torch.zeros(1, 3, side, side, dtype=adapter.vlm.dtype, device=adapter.vlm.device)
-    return torch.export.export(ExportableStep(method).eval(), (pixels, method.reservoir._asdict()), strict=False)
+    return torch.export.export(ExportableStep(method).eval(), (pixels, method.stream.named()), strict=False)
 
 
 def _load_pt2(path: Path) -> Exported:
     files = {_FACTS: ""}
     program = torch.export.load(path, extra_files=files)
     if program.example_inputs is None or not files[_FACTS]:
-        raise StateError(f"{path} was not written by lessmore; write it with lessmore.engines.export.save")
+        raise StateError(f"{path} was not written by lessmore; write it with lessmore export")
     start = program.example_inputs[0][1]
     return Exported(torch.no_grad()(program.module()), start, json.loads(files[_FACTS]))
 
@@ -169,7 +171,7 @@ def _load_onnx(path: Path) -> Exported:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     facts = session.get_modelmeta().custom_metadata_map.get("lessmore")
     if facts is None:
-        raise StateError(f"{path} was not written by lessmore; write it with lessmore.engines.export.save")
+        raise StateError(f"{path} was not written by lessmore; write it with lessmore export")
 
     def run(pixels: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
         feed = {"pixels": pixels.numpy(), **{name: tensor.numpy() for name, tensor in state.items()}}
@@ -183,6 +185,5 @@ def _empty_like(session: Any) -> State:
     """The empty state that a session takes."""
     types = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(int64)": torch.int64}
     types |= {"tensor(float16)": torch.float16}
-    state = {i.name: torch.zeros(i.shape, dtype=types[i.type]) for i in session.get_inputs()[1:]}
-    state["ids"].fill_(-1)
-    return state
+    inputs = session.get_inputs()[1:]
+    return {i.name: torch.full(i.shape, EMPTY.get(i.name, 0), dtype=types[i.type]) for i in inputs}

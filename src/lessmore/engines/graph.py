@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
-from lessmore.core.debias import DOUBT
+from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
+from lessmore.core.stream import StreamState
 from lessmore.engines import fused_tower
 from lessmore.engines.batching import copied
 from lessmore.engines.capture import capture
@@ -22,6 +23,7 @@ from lessmore.engines.kernels.debias import scan
 from lessmore.engines.kernels.elementwise import logits
 from lessmore.engines.kernels.reservoir import StepBuffers, fused_affinities, fused_settle
 from lessmore.engines.kernels.token_mean import follow
+from lessmore.engines.packed_mean import pack
 from lessmore.methods.registry import Outcome
 from lessmore.methods.tca import TCA
 from lessmore.methods.zeroshot import ZeroShot
@@ -37,7 +39,7 @@ class Graph:
         side = vision.shape.image_size
         self.pixels = vision.positions.new_zeros(1, 3, side, side)
         self._body = body or _fused(method) or Captured(method)
-        state = method.reservoir if isinstance(method, TCA) else ()
+        state = method.stream.tensors() if isinstance(method, TCA) else ()
         self._graph = capture(lambda: self._body(self.pixels), state)
 
     def predict(self, pixels: Tensor) -> Outcome:
@@ -48,7 +50,7 @@ class Graph:
 
     def reset(self) -> None:
         """Forget the stream."""
-        self.restore({k: torch.full_like(t, -1 if k == "ids" else 0) for k, t in self.state().items()})
+        self.method.reset()
 
     def state(self) -> dict[str, Tensor]:
         """Copies of the state's tensors."""
@@ -56,20 +58,15 @@ class Graph:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state()`; the tensors keep their places, which the graph knows."""
-        if isinstance(self.method, TCA):
-            fixed = self.method.reservoir
-            self.method.restore(state)
-            for ours, theirs in zip(fixed, self.method.reservoir, strict=True):
-                ours.copy_(theirs)
-            self.method.reservoir = fixed
+        self.method.restore(state)
 
     def slots(self) -> Tensor | None:
         """Which slots of the memory are in use."""
         return self.method.slots()
 
-    def course(self) -> Tensor | None:
-        """Of the stream's centre, [12]; None for zero-shot."""
-        return self.method.course() if isinstance(self.method, TCA) else None
+    def stream_mean(self) -> StreamMean | None:
+        """What debiasing remembers; None for zero-shot."""
+        return self.method.stream_mean() if isinstance(self.method, TCA) else None
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """As many as the method's own."""
@@ -93,7 +90,7 @@ class Captured:
 
 
 class Fused:
-    """The step in kernels: encode, compare with the class texts, and for TCA settle with the reservoir."""
+    """The step in kernels: encode, compare with the class texts, and for TCA settle with the state."""
 
     def __init__(self, method: TCA | ZeroShot) -> None:
         self.method, setup = method, method.setup
@@ -102,11 +99,13 @@ class Fused:
         self.tower = fused_tower.FusedTower(setup.vision, config, self.guided, C)
         self.text = setup.text.float().contiguous()
         device, E = self.text.device, setup.vision.shape.embed
-        M = method.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
+        if isinstance(method, TCA):
+            method.stream, self.packed = pack(method.stream)
+        M = method.stream.reservoir.keys.shape[1] if isinstance(method, TCA) else 1
         self.sample = StepBuffers.of(C, M, device)
         self.logits, self.feature = torch.zeros(1, C, device=device), torch.zeros(1, E, device=device)
-        self.believed, self.lean = torch.zeros_like(self.logits), setup.lean.float()
-        self.trust = torch.zeros_like(self.logits)
+        self.debiased, self.trust = torch.zeros_like(self.logits), torch.zeros_like(self.logits)
+        self.mean_logits = torch.zeros(2, C, device=device)
         self.sums = torch.zeros(1, 3, setup.vision.shape.blocks.depth, device=device)
         self.one = torch.ones((), dtype=torch.int64, device=device)
         self.side = torch.cuda.Stream() if device.type == "cuda" else None
@@ -114,28 +113,35 @@ class Fused:
     def __call__(self, pixels: Tensor) -> None:
         """One step on fixed pixels."""
         method, setup = self.method, self.method.setup
-        state = method.reservoir if isinstance(method, TCA) else None
-        pooled = self.tower.forward(pixels, state, setup.preset.adaptation.ready)
+        state = method.stream.reservoir if isinstance(method, TCA) else None
+        adaptation = setup.preset.adaptation
+        if isinstance(method, TCA) and adaptation.debias != "off":
+            with beside(self.side):  # needs nothing of this image, so it runs beside the encoder
+                torch.mm(self.packed.features, self.text.T, out=self.mean_logits)
+                self.mean_logits.mul_(setup.logit_scale)
+        pooled = self.tower.forward(pixels, state, adaptation.ready)
         logits(pooled, self.text, setup.logit_scale, self.feature, self.logits)
         if isinstance(method, TCA):
-            self._settle(method)
+            self._settle(method, method.stream)
         else:
             torch.softmax(self.logits[0], dim=-1, out=self.sample.zero_shot)
 
-    def _settle(self, method: TCA) -> None:
-        """Take the centre off logits and tokens where that is asked for, then settle with the reservoir."""
-        state, config = method.reservoir, method.setup.preset.adaptation
-        tokens, believed, middle, trust = self.tower.tokens, self.logits, None, None
-        if config.centre != "off":
-            centre, doubt, trust = (state.centre, state.course), DOUBT[config.centre], self.trust
+    def _settle(self, method: TCA, state: StreamState) -> None:
+        """`core.step.settle` in kernels."""
+        setup, config = method.setup, method.setup.preset.adaptation
+        tokens, debiased, token_mean, trust = self.tower.tokens, self.logits, None, None
+        if config.debias != "off":
+            weight, debiased, trust = PRIOR_WEIGHT[config.debias], self.debiased, self.trust
             with beside(self.side):  # one small program, while others look through the reservoir
-                believed = scan(self.logits, self.lean, self.one, centre, self.believed, *centre, trust, doubt)
-            place = state.middle, state.middle, self.sums
-            middle = follow(tokens[None], self.feature, self.one, state.step, *place)
-        fused_affinities(tokens, method.weights, state.anchors, self.sample.affinity, middle, self.sums)
+                after = self.packed, debiased, trust, weight, self.mean_logits
+                scan(self.logits, self.feature, self.one, setup.class_texts, self.packed, *after)
+            place = state.token_mean, state.token_mean, self.sums
+            token_mean = follow(tokens[None], self.feature, self.one, state.reservoir.step, *place)
+        anchors = state.reservoir.anchors
+        fused_affinities(tokens, method.weights, anchors, self.sample.affinity, token_mean, self.sums)
         if trust is not None and self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
-        fused_settle(self.logits[0], believed[0], tokens, self.feature[0], state, config, self.sample, trust)
+        fused_settle(self.logits[0], debiased[0], tokens, self.feature[0], state.reservoir, config, self.sample, trust)
 
     def outcome(self) -> Outcome:
         """Copies of the last results."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +11,7 @@ from lessmore.config import Condensation
 from lessmore.core.encoder import Encoded, PrefixState, begin, resume
 from lessmore.core.scoring import AnchorProvider
 from lessmore.core.vit import ViT
+from lessmore.engines.availability import has_triton
 
 Prefix = Callable[[Tensor], PrefixState]
 """Pixels [B, 3, H, W] up to the first condensing block, as `encoder.begin`."""
@@ -21,7 +21,7 @@ Rest = Callable[[PrefixState, AnchorProvider | None], Encoded]
 
 def halves(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
     """The fused tower on CUDA where it can run this one, else the encoder's own functions."""
-    if vit.positions.is_cuda and importlib.util.find_spec("triton") is not None:
+    if vit.positions.is_cuda and has_triton():
         from lessmore.engines import fused_encoder, fused_tower
 
         if fused_tower.cannot_fuse(vit, config) is None:

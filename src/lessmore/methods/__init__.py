@@ -15,8 +15,8 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     zeroshot,
 )
 from lessmore.methods.registry import (
-    Debiasing,
     Facts,
+    FollowsStream,
     FromEncoded,
     FromViews,
     Method,
@@ -30,8 +30,8 @@ from lessmore.methods.registry import (
 )
 
 __all__ = [
-    "Debiasing",
     "Facts",
+    "FollowsStream",
     "FromEncoded",
     "FromViews",
     "Method",

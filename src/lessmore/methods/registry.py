@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from lessmore.config import Adaptation, Condensation, Preset
-from lessmore.core import debias
+from lessmore.core.class_texts import ClassTexts
 from lessmore.core.condense.source import Step
 from lessmore.core.costs import Accounting, Costs, costs
+from lessmore.core.debias import StreamMean
 from lessmore.core.encoder import Encoded
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError, unknown
@@ -52,9 +53,9 @@ class Setup:
     """The method's own options that differ from their defaults."""
 
     @cached_property
-    def lean(self) -> Tensor:
-        """How each class's text leans towards their mean, [C]: what `lessmore.core.debias` needs to know of them."""
-        return debias.lean(self.text)
+    def class_texts(self) -> ClassTexts:
+        """The class embeddings in float32 or better, with what `lessmore.core.debias` needs to know of them."""
+        return ClassTexts.of(self.text, self.logit_scale)
 
     @property
     def model(self) -> VLM:
@@ -136,11 +137,11 @@ class FromViews(Protocol):
 
 
 @runtime_checkable
-class Debiasing(Protocol):
-    """A method that can take the stream's centre off its answers."""
+class FollowsStream(Protocol):
+    """A method that can debias its answers by the mean of its stream."""
 
-    def course(self) -> Tensor | None:
-        """Of `debias.Centre`, [12]; zeros where it is left in, None where there is none."""
+    def stream_mean(self) -> StreamMean | None:
+        """What debiasing remembers; zeros where it is off, None where the engine runs a method without it."""
 
 
 class Episodic:

@@ -7,12 +7,15 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from lessmore.core import reservoir
+from lessmore.core import stream
 from lessmore.core.condense.source import Step
-from lessmore.core.correction import correct, layer_weights, probabilities, token_scores
+from lessmore.core.correction import layer_weights, probabilities
 from lessmore.core.costs import Accounting, costs
+from lessmore.core.debias import StreamMean
 from lessmore.core.encoder import Encoded, encode
-from lessmore.core.reservoir import Delta, Reservoir
+from lessmore.core.reservoir import ready_anchors
+from lessmore.core.step import Operations, Sample, plain_operations, settle
+from lessmore.core.stream import Delta, StreamState
 from lessmore.methods.registry import Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
 
@@ -21,109 +24,106 @@ class Answer(NamedTuple):
     """One step's answer, before anything is turned into probabilities."""
 
     logits: Tensor
-    """Zero-shot, [C]."""
+    """Zero-shot, `[C]`."""
     corrected: Tensor
-    """Without the stream's centre and with the correction, on logits or probabilities as the preset says, [C]."""
+    """Debiased and corrected, on logits or probabilities as the preset says, `[C]`."""
     delta: Delta
-    """What the image does to the reservoir."""
+    """What the image does to the stream's state."""
     steps: list[Step]
+    """What the condensing blocks did."""
 
 
-Update = Callable[[Reservoir, Delta], Reservoir]
+def look(setup: Setup, pixels: Tensor, state: StreamState) -> Encoded:
+    """Encode one image `[1, 3, H, W]`, guided by the anchors of the reservoir as it stands."""
+    anchors = ready_anchors(state.reservoir, setup.preset.adaptation.ready)
+    return encode(setup.vision, pixels, setup.preset.condensation, anchors)
 
 
-def step(
-    setup: Setup, weights: Tensor, pixels: Tensor, state: Reservoir, update: Update = reservoir.apply
-) -> tuple[Answer, Reservoir]:
-    """One image [1, 3, H, W] against the reservoir as it stands → the answer and the next reservoir.
-
-    Pure with the default `update`; with `reservoir.apply_` the reservoir changes in place. weights: layer weights [L].
-    """
-    anchors = reservoir.ready_anchors(state, setup.preset.adaptation.ready)
-    encoded = encode(setup.vision, pixels, setup.preset.condensation, anchors)
-    return settle(setup, weights, encoded, state, update)
-
-
-def settle(
-    setup: Setup, weights: Tensor, encoded: Encoded, state: Reservoir, update: Update = reservoir.apply
-) -> tuple[Answer, Reservoir]:
-    """The second half of a `step`: what an encoded image (a batch of one) does to the reservoir, and its answer."""
-    adaptation = setup.preset.adaptation
+def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Operations) -> tuple[Answer, StreamState]:
+    """Settle an encoded image (a batch of one) against the state: its answer, and the next state."""
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
-    tokens = encoded.tokens[0]
-    believed, centre, course = reservoir.centred(state, logits, setup.lean, adaptation)
-    delta = reservoir.propose(state, tokens, encoded.feature[0], believed, adaptation)
-    delta = delta._replace(centre=centre, course=course)
-    if adaptation.order == "update_first":
-        state = update(state, delta)
-    middle, trust = reservoir.correction_context(delta, adaptation)
-    scores = token_scores(tokens, weights, state, delta.id, adaptation, middle)
-    if adaptation.order == "predict_first":
-        state = update(state, delta)
-    return Answer(logits, correct(believed, scores, adaptation, trust), delta, encoded.steps), state
+    sample = Sample(encoded.tokens[0], encoded.feature[0], logits)
+    settled, state = settle(sample, state, setup.preset.adaptation, operations)
+    return Answer(logits, settled.corrected, settled.delta, encoded.steps), state
+
+
+def step(setup: Setup, weights: Tensor, pixels: Tensor, state: StreamState) -> tuple[Answer, StreamState]:
+    """One image against the state as it stands, as a pure function.
+
+    Args:
+        setup: The model, the class embeddings and the settings.
+        weights: Layer weights, `[L]`.
+        pixels: One preprocessed image, `[1, 3, H, W]`.
+        state: The state before the image; it stays as it is.
+
+    Returns:
+        The answer and the next state.
+    """
+    operations = plain_operations(setup.class_texts, weights, setup.preset.adaptation)
+    return decide(setup, look(setup, pixels, state), state, operations)
+
+
+def empty_state(setup: Setup) -> StreamState:
+    """The state of a stream that has not begun."""
+    shape, weight = setup.vision.shape, setup.vision.positions
+    C, M, L, D = len(setup.text), setup.preset.adaptation.M, shape.blocks.depth, shape.blocks.width
+    return stream.empty(C, M, L, D, shape.embed, dtype=weight.dtype, device=weight.device)
 
 
 @register_method("tca")
 class TCA:
-    """Holds the reservoir; `step` does the work."""
+    """Holds the state of a stream, which changes in place; `core.step.settle` does the work."""
 
     facts = Facts(training_free=True, kind="online")
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        condensation = setup.preset.condensation
+        condensation, adaptation = setup.preset.condensation, setup.preset.adaptation
         guided = condensation.active and condensation.uses_anchor
         self.wants: Literal["tokens"] | None = None if guided else "tokens"
-        self.reservoir: Reservoir
-        self.reset()
-        adaptation = setup.preset.adaptation
+        self.stream = empty_state(setup)
         depth = setup.vision.shape.blocks.depth
-        self.weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, self.reservoir.keys)
+        self.weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, self.stream.reservoir.keys)
+        self.operations = self.make_operations(stream.apply_)
+
+    def make_operations(self, apply: Callable[[StreamState, Delta], StreamState]) -> Operations:
+        """How this engine carries out the parts of a step; `apply` changes the state in place."""
+        return plain_operations(self.setup.class_texts, self.weights, self.setup.preset.adaptation, apply)
 
     def predict(self, pixels: Tensor) -> Outcome:
-        """Answer one preprocessed image [1, 3, H, W], then let it into the reservoir."""
-        return self._outcome(*step(self.setup, self.weights, pixels, self.reservoir, reservoir.apply_))
+        """Answer one preprocessed image `[1, 3, H, W]` and adapt."""
+        return self.answer(look(self.setup, pixels, self.stream))
 
     def answer(self, encoded: Encoded) -> Outcome:
-        """The same for an image that is encoded already; only where `wants` is not None."""
-        return self._outcome(*settle(self.setup, self.weights, encoded, self.reservoir, reservoir.apply_))
-
-    def _outcome(self, answer: Answer, state: Reservoir) -> Outcome:
-        self.reservoir = state
+        """Answer an image that is encoded already, and adapt; only where `wants` is not None."""
+        answer, self.stream = decide(self.setup, encoded, self.stream, self.operations)
         return Outcome(
             logits=answer.logits,
             scores=probabilities(answer.corrected, self.setup.preset.adaptation.domain),
             zero_shot=answer.logits.softmax(dim=-1),
-            stored=answer.delta.slot >= 0,
+            stored=answer.delta.placement.slot >= 0,
             steps=answer.steps,
         )
 
     def reset(self) -> None:
-        """Empty the reservoir."""
-        shape, weight = self.setup.vision.shape, self.setup.vision.positions
-        C, M, E = len(self.setup.text), self.setup.preset.adaptation.M, shape.embed
-        self.reservoir = reservoir.empty(
-            C, M, shape.blocks.depth, shape.blocks.width, E, dtype=weight.dtype, device=weight.device
-        )
+        """Forget the stream; the tensors of the state keep their places."""
+        stream.clear_(self.stream)
 
     def state(self) -> dict[str, Tensor]:
-        """The reservoir's tensors, copied; the class means follow from the rest."""
-        return {k: v for k, v in reservoir.clone(self.reservoir)._asdict().items() if k != "means"}
+        """The state's tensors, copied, without those that follow from the others."""
+        return stream.saved(self.stream)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`, on whatever device this method runs."""
-        like = self.reservoir.anchors
-        values = {k: v.to(like.device, copy=True) for k, v in state.items()}
-        means = reservoir.class_mean(values["anchors"], values["counts"])
-        self.reservoir = Reservoir(**values, means=means)
+        """Go on from a `state()` of whatever device; the tensors of the state keep their places."""
+        stream.copy_(self.stream, stream.from_named(state))
 
     def slots(self) -> Tensor:
-        """Which slots of the reservoir are in use, [C, M] bool."""
-        return self.reservoir.ids >= 0
+        """Which slots of the reservoir are in use, `[C, M]` bool."""
+        return self.stream.reservoir.ids >= 0
 
-    def course(self) -> Tensor:
-        """Of the stream's centre, [12]; zeros where that is not asked for."""
-        return self.reservoir.course
+    def stream_mean(self) -> StreamMean:
+        """What debiasing remembers; zeros where it is off."""
+        return self.stream.stream_mean
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """One pass of the tower and, in `matmul`, the correction."""

@@ -6,14 +6,15 @@ from typing import Literal
 
 from torch import Tensor
 
+from lessmore.core.class_texts import class_logits
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 
 
 def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
-    """z_c = scale · cos(f, t_c) in float32 at least: [B, C]. A sigmoid model's bias is constant and cancels."""
-    return scale * (encoded.feature @ text.to(encoded.feature.dtype).T)
+    """Zero-shot logits of a batch in float32 or better, `[B, C]`; see `class_logits`."""
+    return class_logits(encoded.feature, text, scale)
 
 
 @register_method("zeroshot")

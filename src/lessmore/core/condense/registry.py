@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
-from lessmore.config import LATE, Condensation
+from lessmore.config import Condensation
 from lessmore.errors import ConfigError, unknown
 
 ReducerMaker = Callable[[Condensation], Condensation]
@@ -37,15 +37,14 @@ def reducer_for(name: str, method: str) -> str:
     return name if name != "auto" else "tca" if method == "tca" else "none"
 
 
-def resolve_reducer(name: str, base: Condensation, given: Collection[str] = ()) -> Condensation:
-    """The named reducer at the budget of `base`; given: fields of it that were asked for by name.
+def resolve_reducer(name: str, base: Condensation) -> Condensation:
+    """The named reducer at the R and in the blocks of `base`.
 
-    The late blocks of the default preset are TCA's own: the other reducers keep those they were published with.
+    Raises:
+        ConfigError: The name is unknown, or the reducer has no use for a setting of `base`.
     """
     if name not in _REDUCERS:
         raise ConfigError(unknown("reducer", name, _REDUCERS))
-    if name != "tca" and base.layers == LATE and "layers" not in given:
-        base = replace(base, layers=Condensation().layers)
     made = _REDUCERS[name](base)
     if made.active and base.r != made.r:
         raise ConfigError(f"reducer {name!r} has no use for r={base.r}; r goes with reducer 'tome'")

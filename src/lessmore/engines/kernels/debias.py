@@ -1,6 +1,8 @@
-"""A chunk's logits without the centre of their stream: `core.debias.observe`, image after image, in one launch.
+"""Debiasing for a chunk of images: `core.debias.observe`, image after image, in one launch.
 
-One program holds what is remembered in registers, so that a step costs a few reductions over the classes.
+Images depend on one another, so nothing is parallel over images. One program keeps everything that is remembered in
+registers; its threads share the classes and the features, and an image costs a few reductions over the classes. The
+mean logits that the program starts from are one small matrix product before the launch.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lessmore.core.class_texts import ClassTexts
 from lessmore.core.debias import ALARM, FEW, GROWN, HALF, LIFT, MANY, MEMORY, OFTEN, PAST, RECENT, SLACK
+from lessmore.engines.packed_mean import PackedMean
 
 
 @triton.jit
@@ -50,26 +54,33 @@ def _watched(
 
 
 @triton.jit
-def _centre(
-    logits, lean, images, centre, course, answers, next_centre, next_course, trust, P, C, memory: tl.constexpr,
-    few: tl.constexpr, many: tl.constexpr, often: tl.constexpr, lift: tl.constexpr, recently: tl.constexpr,
-    slack: tl.constexpr, alarm: tl.constexpr, past: tl.constexpr, half: tl.constexpr, grown: tl.constexpr,
-    doubt: tl.constexpr, CLASSES: tl.constexpr,
+def _scan(
+    logits, images_features, real, bias, mean_logits, features, classes, scalars, next_features, next_classes,
+    next_scalars, answers, trust, P, C, E, memory: tl.constexpr, few: tl.constexpr, many: tl.constexpr,
+    often: tl.constexpr, lift: tl.constexpr, recently: tl.constexpr, slack: tl.constexpr, alarm: tl.constexpr,
+    past: tl.constexpr, half: tl.constexpr, grown: tl.constexpr, doubt: tl.constexpr, CLASSES: tl.constexpr,
+    EMBED: tl.constexpr,
 ):  # fmt: skip
-    c = tl.arange(0, CLASSES)
-    here = c < C
-    lean = tl.load(lean + c, mask=here, other=0)
-    middle = tl.sum(lean, axis=0) / C
-    total = tl.load(centre + c, mask=here, other=0)
-    counts = tl.load(centre + C + c, mask=here, other=0)
-    tops = tl.load(centre + 2 * C + c, mask=here, other=0)
-    last = tl.load(centre + 3 * C + c, mask=here, other=0)
-    recent = tl.load(centre + 4 * C + c, mask=here, other=0)
-    seen, power, turns = tl.load(course), tl.load(course + 1), tl.load(course + 2)
-    rise, span, strength = tl.load(course + 3), tl.load(course + 4), tl.load(course + 5)
-    changes, evidence, x = tl.load(course + 6), tl.load(course + 7), tl.load(course + 8)
-    squares, products, known = tl.load(course + 9), tl.load(course + 10), tl.load(course + 11)
-    n = tl.load(images)
+    c, e = tl.arange(0, CLASSES), tl.arange(0, EMBED)
+    here, there = c < C, e < E
+    bias = tl.load(bias + c, mask=here, other=0)
+    mean_bias = tl.sum(bias, axis=0) / C
+    # The fields of `StreamMean`, in its order.
+    feature_sum = tl.load(features + e, mask=there, other=0)
+    recent_feature = tl.load(features + E + e, mask=there, other=0)
+    counts = tl.load(classes + c, mask=here, other=0)
+    tops = tl.load(classes + C + c, mask=here, other=0)
+    last = tl.load(classes + 2 * C + c, mask=here, other=0)
+    seen, power, turns = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
+    rise, span, strength = tl.load(scalars + 3), tl.load(scalars + 4), tl.load(scalars + 5)
+    changes, evidence, x = tl.load(scalars + 6), tl.load(scalars + 7), tl.load(scalars + 8)
+    squares, products, known = tl.load(scalars + 9), tl.load(scalars + 10), tl.load(scalars + 11)
+    # The logits of the two features, which follow the same recursion as the features from here on.
+    total = tl.load(mean_logits + c, mask=here, other=0)
+    total = tl.where(here, total - tl.sum(total, axis=0) / C, 0)
+    recent = tl.load(mean_logits + C + c, mask=here, other=0)
+    recent = tl.where(here, recent - tl.sum(recent, axis=0) / C, 0)
+    n = tl.load(real)
     following = tl.load(logits + c, mask=here, other=0)
     for i in range(P):
         answer = following
@@ -78,6 +89,7 @@ def _centre(
         level = tl.sum(answer, axis=0) / C
         # Zero times a value that is not finite is not a number, and one such value makes the sum so.
         if (i < n) & (level * 0 == 0):
+            feature = tl.load(images_features + i * E + e, mask=there, other=0).to(feature_sum.dtype)
             z = tl.where(here, answer - level, 0)
             p = tl.where(here, tl.exp(answer - tl.max(tl.where(here, answer, float("-inf")), axis=0)), 0)
             p = p / tl.sum(p, axis=0)
@@ -93,6 +105,7 @@ def _centre(
             rise += again * (high + low)
             span += again * (high - low)
             total += z
+            feature_sum += feature
             seen += 1
             power += tl.sum(z * z, axis=0) / C
             turns += turn
@@ -100,7 +113,7 @@ def _centre(
             strength, perhaps = _strength(mean, shares, power / seen, turns, rise, span, C, few, many, doubt)
             height = (rise + span) / (2 * seen)
             domain = mean - lift * height * (tl.maximum(frequent * C - often, 0) / C)
-            lengths = tl.sqrt(tl.maximum(1 - 2 * strength * lean + strength * strength * middle, 1e-12))
+            lengths = tl.sqrt(tl.maximum(1 - 2 * strength * bias + strength * strength * mean_bias, 1e-12))
             answer = (z - strength * domain) / lengths
             likely = tl.argmax(tl.where(here, z - (1 - perhaps) * strength * mean, float("-inf")), axis=0)
             counts += tl.where(c == likely, 1, 0)
@@ -112,34 +125,53 @@ def _centre(
                 evidence, previous, squares, products, known, x, seen > 2 * recently, turn, recently, slack, alarm, past
             )
             changes += tl.where(changed, 1, 0)
-            recent += (z - recent) / tl.minimum(seen, recently)
+            newest = tl.minimum(seen, recently)
+            recent += (z - recent) / newest
+            recent_feature += (feature - recent_feature) / newest
             total = tl.where(changed, seen * recent, total)
+            feature_sum = tl.where(changed, seen * recent_feature, feature_sum)
             keep = tl.where(changed, recently / seen, 1)
             keep *= tl.minimum(memory / tl.maximum(keep * turns, 1e-9), 1)
-            total, counts, tops, last = keep * total, keep * counts, keep * tops, p
+            total, feature_sum = keep * total, keep * feature_sum
+            counts, tops, last = keep * counts, keep * tops, p
             seen, power, turns, rise, span = keep * seen, keep * power, keep * turns, keep * rise, keep * span
         tl.store(answers + i * C + c, answer, mask=here)
         tl.store(trust + i * C + c, tops / (tops + half) * (turns / (turns + grown)), mask=here)
-    tl.debug_barrier()  # the places before and after may be the same
-    _store(next_centre, (total, counts, tops, last, recent), C, c, here)
-    _store(next_course, (seen, power, turns, rise, span, strength, changes), 1, 0, True)
-    _store(next_course + 7, (evidence, x, squares, products, known), 1, 0, True)
+    tl.debug_barrier()  # the buffers before and after may be the same
+    _store(next_features, (feature_sum, recent_feature), E, e, there)
+    _store(next_classes, (counts, tops, last), C, c, here)
+    _store(next_scalars, (seen, power, turns, rise, span, strength, changes), 1, 0, True)
+    _store(next_scalars + 7, (evidence, x, squares, products, known), 1, 0, True)
 
 
 def scan(
-    logits: Tensor, lean: Tensor, images: Tensor, before: tuple[Tensor, Tensor], answers: Tensor, centre: Tensor,
-    course: Tensor, trust: Tensor, doubt: float,
+    logits: Tensor, features: Tensor, images: Tensor, texts: ClassTexts, before: PackedMean, after: PackedMean,
+    answers: Tensor, trust: Tensor, prior_weight: float, mean_logits: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Zero-shot logits [P, C] of which the first `images` [] are real → the same without the centre in `answers`.
+    """Debias P images one after another; everything is of one type.
 
-    before: the centre [5, C] and its course [12]; centre, course: where to leave those after the images, which may be
-    the same places. trust: where to leave `centre.trust` after each image, [P, C]. lean: of the class texts, [C].
-    doubt: as for `observe`. Rows that are not real or not finite are copied. All of one type.
+    Args:
+        logits: Zero-shot logits, `[P, C]`. Rows that are not real or not finite are copied and leave no trace.
+        features: L2-normalised features, `[P, E]`.
+        images: How many rows are real, `[]`.
+        texts: The class embeddings.
+        before: The stream mean before the images.
+        after: Where to leave it after them; may be `before`.
+        answers: Where to leave the debiased logits, `[P, C]`.
+        trust: Where to leave `debias.trust` after each image, `[P, C]`.
+        prior_weight: As for `debias.observe`.
+        mean_logits: Logits of `before.features`, `[2, C]`, where they are computed already.
+
+    Returns:
+        `answers`.
     """
-    P, C = logits.shape
-    classes = max(triton.next_power_of_2(C), 16)
-    _centre[(1,)](
-        logits, lean, images, *before, answers, centre, course, trust, P, C, MEMORY, FEW, MANY, OFTEN, LIFT, RECENT,
-        SLACK, ALARM, PAST, HALF, GROWN, doubt, CLASSES=classes, num_warps=min(max(classes // 256, 1), 32),
+    (P, C), E = logits.shape, features.shape[1]
+    if mean_logits is None:
+        mean_logits = texts.logits(before.features)
+    classes, embed = max(triton.next_power_of_2(C), 16), max(triton.next_power_of_2(E), 16)
+    _scan[(1,)](
+        logits, features, images, texts.bias, mean_logits, *before, *after, answers, trust, P, C, E, MEMORY, FEW, MANY,
+        OFTEN, LIFT, RECENT, SLACK, ALARM, PAST, HALF, GROWN, prior_weight, CLASSES=classes, EMBED=embed,
+        num_warps=min(max(classes // 256, embed // 512, 1), 32),
     )  # fmt: skip
     return answers

@@ -1,6 +1,8 @@
 """The reservoir on the device: the nearest class anchor, affinities to all entries, and one sample's whole effect.
 
-`settle` does in two launches what `reservoir.propose`, `reservoir.apply_` and `correction` do in about sixty.
+At batch one a step costs launches, not arithmetic. `fused_settle` does in two launches what `reservoir.propose`,
+`reservoir.store_` and `correction` do in about sixty. Affinities are parallel over entries, the class search over
+classes, storing over layers; the decision itself is one program.
 """
 
 from __future__ import annotations
@@ -102,13 +104,13 @@ def fused_nearest(
 
 @triton.jit
 def _affinity(
-    anchors, tokens, weights, middle, sums, out, entries, D, stride_t, stride_s,
-    CENTRED: tl.constexpr, LAYERS: tl.constexpr, ALL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    anchors, tokens, weights, token_mean, sums, out, entries, D, stride_t, stride_s,
+    DEBIASED: tl.constexpr, LAYERS: tl.constexpr, ALL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
     e, s = tl.program_id(0), tl.program_id(1)
     tokens += s * stride_s
-    middle += s * LAYERS * D
+    token_mean += s * LAYERS * D
     sums += s * 3 * LAYERS
     anchors += (s.to(tl.int64) * entries + e) * LAYERS * D
     total, along = 0.0, 0.0
@@ -124,18 +126,18 @@ def _affinity(
             token = tl.load(tokens + layer[:, None] * stride_t + d[None, :], mask=here, other=0).to(tl.float32)
             dot += stored * token
             theirs += stored * stored
-            if CENTRED:
-                other += stored * tl.load(middle + layer[:, None] * D + d[None, :], mask=here, other=0)
+            if DEBIASED:
+                other += stored * tl.load(token_mean + layer[:, None] * D + d[None, :], mask=here, other=0)
             else:
                 other += token * token
         weight = tl.load(weights + layer, mask=layer < LAYERS, other=0)
         weight /= tl.maximum(tl.sqrt(tl.sum(theirs, axis=1)), 1e-12)
         ours = tl.sum(other, axis=1)
-        if CENTRED:
+        if DEBIASED:
             along += tl.sum(weight * ours, axis=0)
             ours = tl.load(sums + layer, mask=layer < LAYERS, other=1)
         total += tl.sum(weight * tl.sum(dot, axis=1) / tl.maximum(tl.sqrt(ours), 1e-12), axis=0)
-    if CENTRED:  # as `lessmore.core.token_mean.cosine` has it
+    if DEBIASED:  # `core.token_mean.debiased_cosine`
         layer = tl.arange(0, ALL)
         here = layer < LAYERS
         weight = tl.load(weights + layer, mask=here, other=0)
@@ -146,29 +148,41 @@ def _affinity(
     tl.store(out + s * entries + e, total)
 
 
-def own_sums(tokens: Tensor, middle: Tensor) -> Tensor:
-    """v·v, v·m and m·m of tokens v [..., L, D] and their stream's middle m [..., L, D], layer by layer: [..., 3, L]."""
-    wide = tokens.to(middle.dtype)
-    return torch.stack([(wide * wide).sum(dim=-1), (wide * middle).sum(dim=-1), middle.square().sum(dim=-1)], dim=-2)
+def own_sums(tokens: Tensor, token_mean: Tensor) -> Tensor:
+    """v·v, v·m and m·m of tokens v [..., L, D] and their stream's token mean m, of the same shape, by layer: [..., 3, L]."""
+    wide = tokens.to(token_mean.dtype)
+    return torch.stack(
+        [(wide * wide).sum(dim=-1), (wide * token_mean).sum(dim=-1), token_mean.square().sum(dim=-1)], dim=-2
+    )
 
 
 def fused_affinities(
-    tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor, middle: Tensor | None = None,
+    tokens: Tensor, weights: Tensor, anchors: Tensor, out: Tensor, token_mean: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`correction.affinities` between a sample's tokens [L, D] (rows may be strided) and entries [C, M, L, D] → [C, M].
+    """`correction.affinities` between a sample and the entries, written into `out`.
 
-    Written into out. middle: [L, D], or None; with it goes sums, `own_sums`, [3, L]. All but the weights may have S
-    streams in front. Slots without an entry are zero, and their affinity finite: nothing has to be known of them before
-    they are read.
+    An empty slot is zero and has a finite affinity, so nothing has to be known of the slots before they are read. Every
+    tensor but the weights may have S streams in front.
+
+    Args:
+        tokens: Summary tokens, `[L, D]`; rows may be strided.
+        weights: Layer weights, `[L]`.
+        anchors: Entries, `[C, M, L, D]`.
+        out: `[C, M]`.
+        token_mean: The token mean to remove, `[L, D]`, or None.
+        sums: `own_sums` of tokens and token mean, `[3, L]`; goes with `token_mean`.
+
+    Returns:
+        `out`.
     """
     L, D = tokens.shape[-2:]
     S = len(tokens) if tokens.ndim == 3 else 1
     entries, layers = out.numel() // S, triton.next_power_of_2(L)
     many = out.numel() >= 1024  # enough programs to fill a device with little work in each
     _affinity[(entries, S)](
-        anchors, tokens, weights, weights if middle is None else middle, weights if sums is None else sums, out,
-        entries, D, tokens.stride(-2), tokens.stride(0), CENTRED=middle is not None, LAYERS=L, ALL=layers,
+        anchors, tokens, weights, weights if token_mean is None else token_mean, weights if sums is None else sums, out,
+        entries, D, tokens.stride(-2), tokens.stride(0), DEBIASED=token_mean is not None, LAYERS=L, ALL=layers,
         ROWS=2 if many else layers, WIDTH=D + -D % 256, PART=256, num_warps=1 if many else 4,
     )  # fmt: skip
     return out
@@ -261,14 +275,14 @@ def _store(
 
 @triton.jit
 def _correct(
-    logits, believed, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
+    logits, debiased, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
     FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, TRUSTED: tl.constexpr,
     PROBABILITIES: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Zero-shot and corrected probabilities of all classes; the ids are still those before the sample."""
     c = tl.arange(0, CLASSES)
     _, plain = _softmax(logits, c, C)
-    z, p = _softmax(believed, c, C)
+    z, p = _softmax(debiased, c, C)
     m = tl.arange(0, SLOTS)
     slot = c[:, None] * M + m[None, :]
     here = (c < C)[:, None] & (m < M)[None, :]
@@ -298,11 +312,11 @@ def _correct(
 
 @triton.jit
 def _finish(
-    logits, believed, tokens, feature, affinity, trust, anchors, features, keys, ids, counts, step, means, label, slot,
-    key, scores, zero_shot, lam, sharpness, C, D, E, stride_t,
+    logits, debiased, tokens, affinity, trust, anchors, keys, ids, counts, step, means, label, slot,
+    key, scores, zero_shot, lam, sharpness, C, D, stride_t,
     FIRST: tl.constexpr, EXCLUDE: tl.constexpr, EXP: tl.constexpr, SUM: tl.constexpr, TRUSTED: tl.constexpr,
     PROBABILITIES: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, LAYERS: tl.constexpr, CLASSES: tl.constexpr,
-    WIDTH: tl.constexpr, EMBED: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     layer = tl.program_id(0)
     index = tl.load(label)
@@ -312,22 +326,19 @@ def _finish(
         if place >= 0:
             _store(tokens, anchors, means, index, place, count, layer, D, stride_t, M, SLOTS, LAYERS, WIDTH)
     else:
-        _correct(logits, believed, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
+        _correct(logits, debiased, affinity, trust, ids, scores, zero_shot, index, place, lam, sharpness, C,
                  FIRST, EXCLUDE, EXP, SUM, TRUSTED, PROBABILITIES, M, SLOTS, CLASSES)  # fmt: skip
         number = tl.load(step)
         tl.debug_barrier()  # nothing of the old state is read from here on
         tl.store(step, number + 1)
         if place >= 0:
-            e = tl.arange(0, EMBED)
-            value = tl.load(feature + e, mask=e < E, other=0).to(features.dtype.element_ty)
-            tl.store(features + (index * M + place) * E + e, value, mask=e < E)
             tl.store(keys + index * M + place, tl.load(key))
             tl.store(ids + index * M + place, number)
             tl.store(counts + index, tl.maximum(count, place + 1).to(tl.int64))
 
 
 class StepBuffers(NamedTuple):
-    """Where `settle` leaves what it found out about a sample."""
+    """Where `fused_settle` leaves what it found out about a sample."""
 
     label: Tensor
     """[] int32"""
@@ -344,36 +355,44 @@ class StepBuffers(NamedTuple):
 
     @classmethod
     def of(cls, C: int, M: int, device: torch.device) -> StepBuffers:
-        """New space."""
+        """New buffers."""
         whole = torch.zeros(2, dtype=torch.int32, device=device)
         key, affinity = torch.zeros((), device=device), torch.zeros(C, M, device=device)
         return cls(whole[0], whole[1], key, affinity, torch.zeros(C, device=device), torch.zeros(C, device=device))
 
 
 def fused_settle(
-    logits: Tensor, believed: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation,
+    logits: Tensor, debiased: Tensor, tokens: Tensor, feature: Tensor, state: Reservoir, config: Adaptation,
     sample: StepBuffers, trust: Tensor | None = None,
 ) -> StepBuffers:  # fmt: skip
-    """Let a sample into the reservoir, in place, and correct its answer; `sample.affinity` is there already.
+    """Let a sample into the reservoir, in place, and correct its answer.
 
-    logits [C]: zero-shot; believed [C]: those that label, reliability and correction are taken from. They and feature
-    [E] float32; tokens [L, D], rows may be strided. trust: `centre.trust`, [1, C], where it counts.
+    Args:
+        logits: Zero-shot logits, `[C]` float32.
+        debiased: The logits that label, reliability and correction are taken from, `[C]` float32.
+        tokens: Summary tokens, `[L, D]`; rows may be strided.
+        feature: Image feature, `[E]` float32; only its finiteness is looked at.
+        state: The reservoir.
+        config: The adaptation.
+        sample: Where to leave the results; `sample.affinity` is an input.
+        trust: `debias.trust`, `[1, C]`, or None where debiasing is off.
+
+    Returns:
+        `sample`.
     """
     C, M, L, D = state.anchors.shape
     E, slots, classes = len(feature), max(triton.next_power_of_2(M), 2), max(triton.next_power_of_2(C), 16)
-    shapes = {
-        "M": M, "SLOTS": slots, "LAYERS": L, "CLASSES": classes, "WIDTH": triton.next_power_of_2(D),
-        "EMBED": triton.next_power_of_2(E),
-    }  # fmt: skip
+    shapes = {"M": M, "SLOTS": slots, "LAYERS": L, "CLASSES": classes, "WIDTH": triton.next_power_of_2(D)}
     _propose[(1,)](
-        believed, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
+        debiased, tokens, feature, state.anchors, state.keys, state.ids, state.counts, state.step, sample.label,
         sample.slot, sample.key, C, D, E, tokens.stride(0), STRATEGY=STRATEGIES[config.strategy],
-        TERM=config.key == "class_term", num_warps=min(max(4, classes // 512), 16), **shapes,
+        TERM=config.key == "class_term", EMBED=triton.next_power_of_2(E), num_warps=min(max(4, classes // 512), 16),
+        **shapes,
     )  # fmt: skip
     _finish[(L + 1,)](
-        logits, believed, tokens, feature, sample.affinity, logits if trust is None else trust, state.anchors,
-        state.features, state.keys, state.ids, state.counts, state.step, state.means, sample.label, sample.slot,
-        sample.key, sample.scores, sample.zero_shot, config.lam, config.sharpness, C, D, E, tokens.stride(0),
+        logits, debiased, tokens, sample.affinity, logits if trust is None else trust, state.anchors, state.keys,
+        state.ids, state.counts, state.step, state.means, sample.label, sample.slot, sample.key, sample.scores,
+        sample.zero_shot, config.lam, config.sharpness, C, D, tokens.stride(0),
         FIRST=config.order == "update_first", EXCLUDE=config.exclude_own, EXP=config.kernel == "exp",
         SUM=config.over == "sum", TRUSTED=trust is not None, PROBABILITIES=config.domain == "probabilities",
         num_warps=min(max(4, classes * slots // 1024), 32), **shapes,

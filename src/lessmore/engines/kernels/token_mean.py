@@ -1,4 +1,8 @@
-"""The middle of a stream's tokens after each of a number of images: `lessmore.core.token_mean.moved` in one launch."""
+"""The token mean after each image of a chunk: `core.token_mean.updated_mean` in one launch.
+
+Layers are independent, so each has a program of its own; images depend on one another, so a program goes through them
+in order. The products that the correction needs of tokens and mean fall out on the way and are stored as well.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,15 @@ from lessmore.core.token_mean import PAST, PRIOR, SHARE
 
 @triton.jit
 def _follow(
-    tokens, features, images, step, middle, out, sums, P, D, E, stride_p, stride_l,
+    tokens, features, images, step, mean, out, sums, P, D, E, stride_p, stride_l,
     share: tl.constexpr, prior: tl.constexpr, past: tl.constexpr, WIDTH: tl.constexpr, EMBED: tl.constexpr,
 ):  # fmt: skip
     layer, layers, d, e = tl.program_id(0), tl.num_programs(0), tl.arange(0, WIDTH), tl.arange(0, EMBED)
-    wide = middle.dtype.element_ty
+    wide = mean.dtype.element_ty
     here = d < D
-    m = tl.load(middle + layer * D + d, mask=here, other=0)
+    m = tl.load(mean + layer * D + d, mask=here, other=0)
     before, real = tl.load(step), tl.load(images)
-    tl.debug_barrier()  # out may be where the middle was
+    tl.debug_barrier()  # out may be where the mean was
     for i in range(P):
         token = tl.load(tokens + i * stride_p + layer * stride_l + d, mask=here, other=0).to(wide)
         feature = tl.load(features + i * E + e, mask=e < E, other=0).to(wide)
@@ -37,18 +41,27 @@ def _follow(
 
 
 def follow(
-    tokens: Tensor, features: Tensor, images: Tensor, step: Tensor, middle: Tensor, out: Tensor, sums: Tensor
+    tokens: Tensor, features: Tensor, images: Tensor, step: Tensor, mean: Tensor, out: Tensor, sums: Tensor
 ) -> Tensor:
-    """The middle [L, D] after each of P images with tokens [P, L, D] (strided in P and L) and features [P, E] → out.
+    """Follow the token mean over P images.
 
-    images: how many of them are real, []; the others, and those with a value that is not finite, leave it where it is.
-    step: samples before the first, []. out: [P, L, D], for one image perhaps the middle itself. sums: where to leave
-    `memory.own_sums` of each image with its middle, [P, 3, L].
+    Args:
+        tokens: Summary tokens, `[P, L, D]`, strided in P and L.
+        features: Features, `[P, E]`; only their finiteness is looked at.
+        images: How many of the images are real, `[]`. The others, and those with a value that is not finite, leave the
+            mean where it is.
+        step: Samples before the first, `[]`.
+        mean: The token mean before the images, `[L, D]`.
+        out: Where to leave the mean after each image, `[P, L, D]`; for one image it may be `mean` itself.
+        sums: Where to leave `reservoir.own_sums` of each image with its mean, `[P, 3, L]`.
+
+    Returns:
+        `out`.
     """
     P, L, D = tokens.shape
     E = features.shape[1]
     _follow[(L,)](
-        tokens, features, images, step, middle, out, sums, P, D, E, tokens.stride(0), tokens.stride(1), SHARE, PRIOR,
+        tokens, features, images, step, mean, out, sums, P, D, E, tokens.stride(0), tokens.stride(1), SHARE, PRIOR,
         PAST, WIDTH=triton.next_power_of_2(D), EMBED=triton.next_power_of_2(E), num_warps=4,
     )  # fmt: skip
     return out

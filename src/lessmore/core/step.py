@@ -1,0 +1,127 @@
+"""One step of TCA: the order in which an image is debiased, stored and corrected. Every engine follows it.
+
+    (encoded image, stream state) → (answer, delta);    (stream state, delta) → stream state
+
+An engine may carry out a part in its own way, over many streams or in a faster layout, by passing its own `Operations`.
+The order is stated here and nowhere else; engines that fuse parts into kernels are held to it by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lessmore.config import Adaptation
+from lessmore.core import debias, reservoir, stream
+from lessmore.core.class_texts import ClassTexts
+from lessmore.core.correction import affinities, class_scores, correct, votes
+from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
+from lessmore.core.reservoir import Placement
+from lessmore.core.stream import Delta, StreamState
+from lessmore.core.token_mean import updated_mean
+
+
+class Sample(NamedTuple):
+    """An encoded image, as a step sees it. Engines for many streams put S in front of every tensor."""
+
+    tokens: Tensor
+    """Summary tokens, `[L, D]`."""
+    feature: Tensor
+    """L2-normalised feature, `[E]`."""
+    logits: Tensor
+    """Zero-shot logits, `[C]`."""
+
+
+class Operations(NamedTuple):
+    """The parts of a step that an engine may carry out in its own way."""
+
+    observe: Callable[[StreamState, Sample], tuple[Tensor, StreamMean]]
+    """Debiased logits `[C]`, and the stream mean after the sample."""
+    admit: Callable[[StreamState, Sample, Tensor], tuple[Placement, Tensor]]
+    """From the debiased logits: the sample's place in the reservoir, and the token mean after it `[L, D]`."""
+    apply: Callable[[StreamState, Delta], StreamState]
+    """The state after the sample."""
+    affinities: Callable[[StreamState, Sample, Tensor | None], Tensor]
+    """Affinities with the entries `[C, M]`; the last argument is the token mean to remove, `[L, D]`."""
+
+
+class Settled(NamedTuple):
+    """What a step makes of a sample."""
+
+    corrected: Tensor
+    """Debiased and corrected, on logits or probabilities as the preset says, `[C]`."""
+    delta: Delta
+
+
+def observe(texts: ClassTexts, config: Adaptation, state: StreamState, sample: Sample) -> tuple[Tensor, StreamMean]:
+    """Debias the sample where the preset asks for it."""
+    if config.debias == "off":
+        return sample.logits, state.stream_mean
+    weight = PRIOR_WEIGHT[config.debias]
+    return debias.observe(state.stream_mean, sample.logits, sample.feature, texts, weight)
+
+
+def admit(config: Adaptation, state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
+    """Find the sample's place in the reservoir, and follow the token mean where the preset asks for it."""
+    placement = reservoir.propose(state.reservoir, sample.tokens, sample.feature, debiased, config)
+    if config.debias == "off":
+        return placement, state.token_mean
+    finite = reservoir.is_finite(sample.tokens, sample.feature, debiased)
+    moved = updated_mean(state.token_mean, sample.tokens, state.reservoir.step)
+    return placement, torch.where(finite, moved, state.token_mean)
+
+
+def plain_affinities(weights: Tensor, state: StreamState, sample: Sample, token_mean: Tensor | None) -> Tensor:
+    """`correction.affinities` with the entries of the state; weights: layer weights `[L]`."""
+    return affinities(sample.tokens, state.reservoir.anchors, weights, token_mean)
+
+
+def plain_operations(
+    texts: ClassTexts,
+    weights: Tensor,
+    config: Adaptation,
+    apply: Callable[[StreamState, Delta], StreamState] = stream.apply,
+) -> Operations:
+    """The plain functions of `core`, for one stream.
+
+    Args:
+        texts: The class embeddings.
+        weights: Layer weights, `[L]`.
+        config: The adaptation.
+        apply: `stream.apply`, which leaves the state as it is, or `stream.apply_`, which changes it in place.
+    """
+    return Operations(
+        partial(observe, texts, config), partial(admit, config), apply, partial(plain_affinities, weights)
+    )
+
+
+def settle(
+    sample: Sample, state: StreamState, config: Adaptation, operations: Operations
+) -> tuple[Settled, StreamState]:
+    """Debias, store and correct one encoded image.
+
+    Args:
+        sample: The encoded image.
+        state: The state before it.
+        config: The adaptation; `order` says whether the image is stored before or after its own correction.
+        operations: How each part is carried out.
+
+    Returns:
+        The answer with its delta, and the next state.
+    """
+    debiased, stream_mean = operations.observe(state, sample)
+    placement, token_mean = operations.admit(state, sample, debiased)
+    delta = Delta(placement, stream_mean, token_mean)
+    if config.order == "update_first":
+        state = operations.apply(state, delta)
+    off = config.debias == "off"
+    affinity = operations.affinities(state, sample, None if off else token_mean)
+    scores = class_scores(affinity, votes(state.reservoir.ids, placement.id, config), config)
+    if config.order == "predict_first":
+        state = operations.apply(state, delta)
+    corrected = correct(debiased, scores, config, None if off else debias.trust(stream_mean))
+    return Settled(corrected, delta), state

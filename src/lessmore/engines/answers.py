@@ -1,0 +1,323 @@
+"""The one answer path: Adapter, runner, bench and server get their answers here.
+
+It builds the engine, brings outcomes to the host, replaces answers that are not finite, counts, and keeps a batching
+engine from running ahead of the answers that were given.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lessmore.core.condense.source import Step
+from lessmore.core.encoder import PLAIN, Encoded, encode
+from lessmore.engines import Batching, build
+from lessmore.errors import ConfigError, ImageError, NonFiniteError
+from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
+from lessmore.methods.zeroshot import zero_shot_logits
+
+REFUSALS = 10
+"""Refused answers in a row after which the state is set aside."""
+
+
+class Answered(NamedTuple):
+    """One image, answered. Scores are float32 on the CPU and sum to one."""
+
+    scores: Tensor
+    """After adaptation, `[C]`."""
+    zero_shot: Tensor
+    """Before adaptation, from the same forward pass, `[C]`."""
+    refused: bool
+    """Whether the adapted answer was not finite and the plain model's was given instead."""
+    stored: bool
+    """Whether the image entered the method's memory."""
+    steps: list[Step]
+    """What the condensing blocks did."""
+
+    @property
+    def index(self) -> int:
+        """The class answered."""
+        return int(self.scores.argmax())
+
+    @property
+    def changed(self) -> bool:
+        """Whether adaptation changed the answer."""
+        return self.index != int(self.zero_shot.argmax())
+
+
+@dataclass
+class Health:
+    """How the adaptation is doing."""
+
+    seen: int = 0
+    """Images answered."""
+    changed: int = 0
+    """Answers that adaptation changed."""
+    refused: int = 0
+    """Images that could not be read, or whose adapted answer was not finite; never stored."""
+    stored: int = 0
+    """Images that entered the reservoir (some have left it since)."""
+    fill: float = 0.0
+    """Share of the reservoir's slots in use."""
+    empty_classes: int = 0
+    """Classes without an entry in the reservoir."""
+    strength: float = 0.0
+    """Share of the stream mean that is removed from the answers, 0 to 1."""
+    domain_changes: int = 0
+    """Changes of domain that were noticed."""
+    refused_in_a_row: int = 0
+    """Answers refused since the last one that was not."""
+    set_aside: int = 0
+    """How often the state was set aside because answers were refused one after another."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of the answers that equal zero-shot's."""
+        return 1 - self.changed / self.seen if self.seen else 1.0
+
+
+Failure = ImageError | NonFiniteError
+"""Why an image has no answer."""
+
+
+def read(outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
+    """Bring an outcome to the host; one that is not finite is answered by the plain model instead.
+
+    Args:
+        outcome: The outcome of one image.
+        plain: Makes the plain model's probabilities of the image, `[C]`; asked only where they are needed.
+
+    Raises:
+        NonFiniteError: The plain model's answer is not finite either.
+    """
+    scores, zero_shot = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
+    refused = not bool(scores.isfinite().all() and zero_shot.isfinite().all())
+    if refused:
+        scores = zero_shot = plain()
+    stored = outcome.stored is not None and bool(outcome.stored)
+    return Answered(scores, zero_shot, refused, stored, outcome.steps)
+
+
+def plain_scores(setup: Setup, pixels: Tensor) -> Tensor:
+    """Zero-shot probabilities of the whole, uncondensed model, `[C]` float32 on the CPU.
+
+    Args:
+        setup: The model and the class embeddings.
+        pixels: One preprocessed image, `[1, 3, H, W]`.
+
+    Raises:
+        NonFiniteError: The model itself answers with NaN or infinity.
+    """
+    encoded = encode(setup.vision, pixels, PLAIN)
+    return checked(zero_shot_logits(encoded, setup.text, setup.logit_scale)[0].softmax(dim=-1), pixels.dtype)
+
+
+def checked(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Probabilities `[C]` as float32 on the CPU; a `NonFiniteError` where they are not finite."""
+    scores = scores.float().cpu()
+    if not scores.isfinite().all():
+        raise NonFiniteError(
+            f"the model answers this image with NaN or infinity in {str(dtype).removeprefix('torch.')}; "
+            "load it in float32 or bfloat16, or check its weights"
+        )
+    return scores
+
+
+class Answerer:
+    """Answers the images of one stream, one after another. Threads may share it; they wait for one another."""
+
+    def __init__(self, method: str, setup: Setup, engine: str = "auto", health: Health | None = None) -> None:
+        self.method_name, self.setup, self.engine = method, setup, engine
+        self.method: Method = build(engine, method, setup)
+        self._health = health or Health()
+        self._ahead: _Ahead | None = None
+        self._lock = threading.RLock()
+
+    @torch.no_grad()
+    def predict(self, pixels: Tensor) -> Answered:
+        """Answer what the method looks at, `[1, 3, H, W]` or views `[V, 3, H, W]`, and adapt.
+
+        Raises:
+            NonFiniteError: The model itself answers with NaN or infinity.
+        """
+        with self._lock:
+            self._take_back()
+            return self._read(self.method.predict(pixels), lambda: plain_scores(self.setup, pixels[:1]))
+
+    @torch.no_grad()
+    def answer(self, encoded: Encoded, plain: Callable[[], Tensor]) -> Answered:
+        """Answer an image that is encoded already, and adapt; see `FromEncoded`. plain: as for `read`."""
+        with self._lock:
+            self._take_back()
+            if not isinstance(self.method, FromEncoded):
+                raise ConfigError(f"method {self.method_name!r} needs the pixels of an image, not its encoding")
+            return self._read(self.method.answer(encoded), plain)
+
+    def stream(self, inputs: Iterable[Tensor | ImageError]) -> Iterator[Answered | Failure]:
+        """Answers in the order of the inputs; an error among them, or an image without an answer, keeps its place.
+
+        A batching engine answers several images at a time. The state still holds exactly those whose answers were
+        given: it is set back if the caller stops early, saves or asks in between. If `inputs` raises, the answers to
+        all inputs before are given first.
+        """
+        size = self.method.size if isinstance(self.method, Batching) else 1
+        waiting, failure = iter(inputs), None
+        while failure is None:
+            group: list[Tensor | ImageError] = []
+            try:
+                group.extend(_collected(waiting, size, group))
+            except Exception as error:
+                failure = error
+            if not group and failure is None:
+                return
+            yield from self._answers(group)
+        raise failure
+
+    def refuse(self) -> None:
+        """Count an image that could not be read."""
+        self._health.refused += 1
+
+    def health(self) -> Health:
+        """Counts since the start or the last reset, and how the memory and the stream mean stand."""
+        with self._lock:
+            self._take_back()
+            health, used = replace(self._health), self.method.slots()
+            if used is not None:
+                health.fill, health.empty_classes = float(used.float().mean()), int((~used.any(dim=1)).sum())
+            mean = self.method.stream_mean() if isinstance(self.method, FollowsStream) else None
+            if mean is not None:
+                health.strength, health.domain_changes = float(mean.strength), int(mean.domain_changes)
+            return health
+
+    def state(self) -> tuple[dict[str, Tensor], Health]:
+        """What was learned from the images answered so far, and the counts; independent copies."""
+        with self._lock:
+            self._take_back()
+            return self.method.state(), replace(self._health)
+
+    def restore(self, state: Mapping[str, Tensor], health: Health) -> None:
+        """Go on from a `state()`."""
+        with self._lock:
+            self._ahead = None
+            self.method.restore(state)
+            self._health = replace(health)
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        with self._lock:
+            self._ahead = None
+            self.method.reset()
+            self._health = Health()
+
+    def fork(self) -> Answerer:
+        """An independent answerer that goes on from the same state."""
+        other = Answerer(self.method_name, self.setup, self.engine)
+        other.restore(*self.state())
+        return other
+
+    def _answers(self, group: list[Tensor | ImageError]) -> Iterator[Answered | Failure]:
+        """Answers to a group of inputs, together where the engine can."""
+        good = [pixels for pixels in group if isinstance(pixels, Tensor)]
+        ahead = _Ahead(self.method, good) if isinstance(self.method, Batching) and len(good) > 1 else None
+        with self._lock:
+            self._take_back()
+            self._ahead = ahead
+        try:
+            for pixels in group:
+                yield self._next(pixels, ahead)
+        finally:
+            with self._lock:
+                if self._ahead is ahead:
+                    self._take_back()
+                    self._ahead = None
+
+    @torch.no_grad()
+    def _next(self, pixels: Tensor | ImageError, ahead: _Ahead | None) -> Answered | Failure:
+        if isinstance(pixels, ImageError):
+            self.refuse()
+            return pixels
+        try:
+            if ahead is None:
+                return self.predict(pixels)
+            with self._lock:
+                if self._ahead is not ahead:  # another stream over the same adapter was begun in between
+                    self._take_back()
+                    self._ahead = ahead
+                return self._read(ahead.next(), lambda: plain_scores(self.setup, pixels[:1]))
+        except NonFiniteError as error:
+            return error
+
+    def _take_back(self) -> None:
+        """Let the state hold exactly the images whose answers were given."""
+        if self._ahead is not None:
+            self._ahead.take_back()
+
+    def _read(self, outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
+        health = self._health
+        try:
+            answered = read(outcome, plain)
+        except NonFiniteError:
+            health.refused += 1
+            raise
+        health.seen += 1
+        health.changed += answered.changed
+        health.stored += answered.stored
+        health.refused += answered.refused
+        health.refused_in_a_row = health.refused_in_a_row + 1 if answered.refused else 0
+        if health.refused_in_a_row >= REFUSALS:
+            self._set_aside()
+        return answered
+
+    def _set_aside(self) -> None:
+        """Start again with an empty state: one that spoils every answer would otherwise do so for good."""
+        warnings.warn(
+            f"{REFUSALS} adapted answers in a row were not finite; the state is set aside and adaptation starts again",
+            stacklevel=2,
+        )
+        if self._ahead is not None:
+            self._ahead.take_back()
+        self.method.reset()
+        self._health.refused_in_a_row = 0
+        self._health.set_aside += 1
+
+
+class _Ahead:
+    """Images that a batching engine answers together, before their answers are asked for."""
+
+    def __init__(self, method: Batching, images: list[Tensor]) -> None:
+        self._method, self._waiting = method, images
+        self._before: dict[str, Tensor] = {}
+        self._outcomes: list[Outcome] = []
+        self._given = 0
+
+    def next(self) -> Outcome:
+        """The outcome of the next image."""
+        if not self._outcomes:
+            self._before = self._method.state()
+            self._outcomes = self._method.predict_many(torch.cat(self._waiting))
+        self._given += 1
+        return self._outcomes[self._given - 1]
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Set the state back to the images whose outcomes were given; the others will be answered again."""
+        given, outcomes = self._waiting[: self._given], self._outcomes
+        self._waiting, self._outcomes, self._given = self._waiting[self._given :], [], 0
+        if len(given) < len(outcomes):
+            self._method.restore(self._before)
+            if given:
+                self._method.predict_many(torch.cat(given))
+
+
+def _collected(
+    waiting: Iterator[Tensor | ImageError], size: int, group: list[Tensor | ImageError]
+) -> Iterator[Tensor | ImageError]:
+    """Up to `size` inputs; `group` receives those that came before the iterator raised."""
+    yield from islice(waiting, size)

@@ -1,0 +1,90 @@
+"""What a call means: preset, R, reducer, method and options become settings that fit one tower, or a typed error.
+
+`adapt`, `lessmore run`, `bench`, `flops` and the demo all ask here, so that the same words mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from lessmore.config import LATE, Condensation, Preset, preset
+from lessmore.core.condense.registry import reducer_for, resolve_reducer
+from lessmore.core.condense.schedule import schedule
+from lessmore.core.vit import ViTShape
+from lessmore.errors import ConfigError
+from lessmore.methods.registry import method_options, split_options
+
+LATE_DEPTH = 12
+"""The depth of tower that the late blocks were chosen for."""
+
+
+class Resolved(NamedTuple):
+    """Settings of a call."""
+
+    preset: Preset
+    """Condensation and adaptation, the reducer and the tower's depth taken into account."""
+    reducer: str
+    """The reducer by name, never `auto`."""
+    options: dict[str, Any]
+    """The method's own options."""
+
+
+def resolve(
+    method: str,
+    preset_name: str = "default",
+    R: float | None = None,
+    reducer: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    shape: ViTShape | None = None,
+) -> Resolved:
+    """Settings from what a caller says.
+
+    Args:
+        method: Name of the method.
+        preset_name: Name of the preset.
+        R: Kept fraction of the tokens; None means the preset's.
+        reducer: Name of the reducer. `auto` condenses for `tca` and leaves other methods whole images.
+        options: Single fields of the preset, and the method's own options.
+        shape: The tower, where it is known. The blocks of `default` then follow its depth, and everything that cannot
+            run on it is refused.
+
+    Raises:
+        ConfigError: A name or value is unknown, or the combination is impossible; the message names the remedy.
+    """
+    own, shared = split_options(method, options or {})
+    method_options(method, own)
+    if R is not None and "R" in shared:
+        raise ConfigError("R is given twice; give it once, by itself or among the options")
+    chosen = preset(preset_name, **shared, **({} if R is None else {"R": R}))
+    name, base = reducer_for(reducer, method), chosen.condensation
+    if chosen.scales and name != "tca":
+        # The late blocks are TCA's own; the other reducers keep those they were published with.
+        chosen, base = chosen._replace(scales=False), replace(base, layers=Condensation().layers)
+    chosen = chosen._replace(condensation=resolve_reducer(name, base))
+    return Resolved(chosen if shape is None else fitted(chosen, shape), name, own)
+
+
+def fitted(chosen: Preset, shape: ViTShape) -> Preset:
+    """Settings whose blocks a tower has.
+
+    Blocks of `default` and `bold` scale with the depth of a shallower tower; those of other presets are refused there.
+
+    Raises:
+        ConfigError: The tower has too few blocks, or a block would keep no token.
+    """
+    depth, condensation = shape.blocks.depth, chosen.condensation
+    if chosen.scales and condensation.active and depth <= max(condensation.layers):
+        chosen = chosen._replace(condensation=replace(condensation, layers=late_blocks(depth)))
+    schedule(shape.patches, depth, chosen.condensation)
+    return chosen
+
+
+def late_blocks(depth: int) -> tuple[int, ...]:
+    """Blocks of a tower of two blocks or more that correspond to `LATE`; the last block saves nothing and is left out.
+
+    >>> late_blocks(12), late_blocks(6), late_blocks(2)
+    ((6, 7, 8, 9, 10), (3, 4), (0,))
+    """
+    return tuple(sorted({min(block * depth // LATE_DEPTH, depth - 2) for block in LATE}))
