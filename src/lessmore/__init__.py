@@ -2,10 +2,11 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from lessmore.adapter import Adapter, Health, Prediction, adapt
+from lessmore.adapter import Adapter, Prediction, adapt
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
 from lessmore.engines import list_engines
+from lessmore.engines.answers import Health
 from lessmore.methods import list_methods
 from lessmore.models.load import load
 from lessmore.models.shapes import list_models

@@ -5,26 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from lessmore.config import Preset
-from lessmore.config import preset as make_preset
-from lessmore.core.condense.registry import reducer_for
-from lessmore.core.condense.registry import resolve_reducer as make_reducer
-from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import SourceMap, source_map
-from lessmore.core.debias import CHANGES, STRENGTH
-from lessmore.core.encoder import PLAIN, encode
-from lessmore.engines import Batching, build, check_engine
-from lessmore.errors import ImageError, NonFiniteError
-from lessmore.methods import Debiasing, FromViews, Method, Outcome, Setup, method_options, split_options
-from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.engines import check_engine
+from lessmore.engines.answers import Answered, Answerer, Failure, Health
+from lessmore.errors import ConfigError, ImageError, NonFiniteError
+from lessmore.methods import FromViews, Setup, method_options
+from lessmore.methods.resolve import resolve
 from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, to_pixels, to_views
 from lessmore.models.vlm import VLM
@@ -37,17 +32,19 @@ class Prediction:
     """The answer for one image. Score tensors are float32 on the CPU and sum to one."""
 
     label: str
+    """The class answered, as it stands in the class list."""
     index: int
+    """Its place in the class list."""
     scores: Tensor
-    """Probability of every class after adaptation, [C]."""
+    """Probability of every class after adaptation, `[C]`."""
     zero_shot_scores: Tensor
-    """The same before adaptation, from the same forward pass, [C]."""
+    """The same before adaptation, from the same forward pass, `[C]`."""
     entropy: float
     """Entropy of `zero_shot_scores`, in nats."""
     refused: bool = False
     """The adapted answer was not finite: this is the plain model's, and nothing was stored."""
     trace: SourceMap | None = None
-    """Where every patch went, block by block; only when asked for."""
+    """Where every patch went, block by block; only on request."""
 
     @property
     def changed(self) -> bool:
@@ -55,189 +52,177 @@ class Prediction:
         return self.index != int(self.zero_shot_scores.argmax())
 
 
-@dataclass
-class Health:
-    """How the adaptation is doing."""
-
-    seen: int = 0
-    """Images answered."""
-    changed: int = 0
-    """Of these, answers that adaptation changed."""
-    refused: int = 0
-    """Images that could not be read, or whose adapted answer was not finite; never stored."""
-    stored: int = 0
-    """Images that entered the reservoir (some have left it since)."""
-    fill: float = 0.0
-    """Share of the reservoir's slots in use."""
-    empty_classes: int = 0
-    """Classes the reservoir holds nothing of."""
-    strength: float = 0.0
-    """How much of the stream's centre is taken off the answers, 0 to 1."""
-    domain_changes: int = 0
-    """Changes of domain that were noticed."""
-
-    @property
-    def agreement(self) -> float:
-        """Share of the answers that equal zero-shot's."""
-        return 1 - self.changed / self.seen if self.seen else 1.0
-
-
 class Adapter:
-    """Classifies a stream of images; make one with `lessmore.adapt`."""
+    """Classifies a stream of images; make one with `lessmore.adapt`.
+
+    Threads may share an adapter: they wait for one another, and every image is one step of the same stream. For
+    independent streams take a `fork` each.
+    """
 
     def __init__(self, vlm: VLM, setup: Setup, prompts: str, method: str, seed: int = 0, engine: str = "auto") -> None:
+        """Use `lessmore.adapt` instead, which looks everything up.
+
+        Args:
+            vlm: The model.
+            setup: What the method is built from.
+            prompts: A hash of the prompts, which a saved state must share.
+            method: Name of the method.
+            seed: Seed of random views, where the method looks at some.
+            engine: Name of the engine.
+        """
         self.vlm = vlm
-        self.classes = list(setup.classes)
         self.method_name = method
         self.preset: Preset = setup.preset
-        self._prompts = prompts
-        self._seed = seed
-        shape, condensation = vlm.vision.shape, setup.preset.condensation
-        schedule(shape.patches, shape.blocks.depth, condensation)  # refuse an impossible one before any image
-        self._setup = setup
-        self._engine = engine
-        self._method: Method = build(engine, method, setup)
-        self._health = Health()
+        self._prompts, self._seed, self._setup = prompts, seed, setup
+        self._answerer = Answerer(method, setup, engine)
 
-    @torch.no_grad()
+    @property
+    def classes(self) -> list[str]:
+        """The class list; to change it, make another adapter."""
+        return list(self._setup.classes)
+
+    @property
+    def engine(self) -> str:
+        """The engine that answers, never `auto`."""
+        return self._answerer.engine
+
     def __call__(self, image: Image, trace: bool = False) -> Prediction:
-        """Classify one image (path, bytes, PIL image, array, or preprocessed tensor [3, H, W]) and adapt."""
-        try:
-            pixels = self._pixels(image)
-            prediction = self._read(self._method.predict(pixels), pixels[:1], trace)
-        except (ImageError, NonFiniteError):
-            self._health.refused += 1
-            raise
-        return self._counted(prediction)
+        """Classify one image and adapt.
 
-    def _counted(self, prediction: Prediction) -> Prediction:
-        self._health.seen += 1
-        self._health.changed += prediction.changed
-        self._health.refused += prediction.refused
-        return prediction
+        Args:
+            image: A path, bytes, PIL image, RGB array `[H, W, 3]`, or tensor: uint8 `[3, H, W]` as an image, float
+                `[3, S, S]` as preprocessed pixels.
+            trace: Whether to say where every patch went.
 
+        Raises:
+            ImageError: The image cannot be read.
+            NonFiniteError: The model itself answers with NaN or infinity.
+        """
+        pixels = self._try_pixels(image)
+        if isinstance(pixels, ImageError):
+            self._answerer.refuse()
+            raise pixels
+        return self._prediction(self._answerer.predict(pixels), trace)
+
+    @overload
+    def stream(
+        self, images: Iterable[Image], on_error: Literal["raise"] = "raise", trace: bool = False
+    ) -> Iterator[Prediction]: ...
+    @overload
+    def stream(
+        self, images: Iterable[Image], on_error: Literal["yield"], trace: bool = False
+    ) -> Iterator[Prediction | ImageError | NonFiniteError]: ...
     def stream(
         self, images: Iterable[Image], on_error: Literal["raise", "yield"] = "raise", trace: bool = False
-    ) -> Iterator[Prediction | ImageError]:
-        """Predictions in the order of `images`; with on_error=`yield` a bad image gives its error in its place."""
-        answers = (
-            self._in_chunks(images, trace) if isinstance(self._method, Batching) else self._one_by_one(images, trace)
-        )
-        for answer in answers:
-            if isinstance(answer, ImageError) and on_error == "raise":
+    ) -> Iterator[Prediction | ImageError | NonFiniteError]:
+        """Predictions in the order of `images`.
+
+        The state holds exactly the images whose predictions were given, on every engine, wherever you stop.
+
+        Args:
+            images: Images as `__call__` takes them.
+            on_error: `raise` ends at the first image without an answer; `yield` gives its error in its place and goes
+                on.
+            trace: Whether to say where every patch went.
+
+        Raises:
+            ConfigError: `images` is a single path or text, or `on_error` is unknown.
+        """
+        if isinstance(images, (str, bytes, PathLike)):
+            raise ConfigError(
+                f"stream takes many images, not the single value {images!r}; give a list of them, "
+                "for example sorted(Path('photos').glob('*.jpg'))"
+            )
+        if on_error not in ("raise", "yield"):
+            raise ConfigError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
+        return self._predictions(images, on_error == "raise", trace)
+
+    def _predictions(self, images: Iterable[Image], stop: bool, trace: bool) -> Iterator[Prediction | Failure]:
+        for answer in self._answerer.stream(map(self._try_pixels, images)):
+            if isinstance(answer, Answered):
+                yield self._prediction(answer, trace)
+            elif stop:
                 raise answer
-            yield answer
-
-    def _one_by_one(self, images: Iterable[Image], trace: bool) -> Iterator[Prediction | ImageError]:
-        for image in images:
-            try:
-                yield self(image, trace)
-            except ImageError as error:
-                yield error
-
-    @torch.no_grad()
-    def _in_chunks(self, images: Iterable[Image], trace: bool) -> Iterator[Prediction | ImageError]:
-        """As many images at a time as the engine likes; whatever is not asked for has then been seen all the same."""
-        assert isinstance(self._method, Batching)
-        waiting = iter(images)
-        while group := [self._try_pixels(image) for image in islice(waiting, self._method.size)]:
-            good = [pixels for pixels in group if isinstance(pixels, Tensor)]
-            outcomes = iter(self._method.predict_many(torch.cat(good)) if good else [])
-            for pixels in group:
-                if isinstance(pixels, ImageError):
-                    self._health.refused += 1
-                    yield pixels
-                else:
-                    yield self._counted(self._read(next(outcomes), pixels, trace))
-
-    def _try_pixels(self, image: Image) -> Tensor | ImageError:
-        try:
-            return self._pixels(image)
-        except ImageError as error:
-            return error
+            else:
+                yield answer
 
     def reset(self) -> None:
         """Forget the stream."""
-        self._method.reset()
-        self._health = Health()
+        self._answerer.reset()
 
     def fork(self) -> Adapter:
         """An independent adapter on the same model that goes on from the same state."""
         other = Adapter.__new__(Adapter)
         other.__dict__.update(self.__dict__)
-        other._method = build(self._engine, self.method_name, self._setup)
-        other._method.restore(self._method.state())
-        other._health = replace(self._health)
+        other._answerer = self._answerer.fork()
         return other
 
+    def __copy__(self) -> Adapter:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
+        return self.fork()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Adapter cannot be pickled; use save() and restore(), or make one in every process")
+
     def health(self) -> Health:
-        """Counts since the start (or the last reset), and how the reservoir and the stream's centre stand."""
-        health, used = replace(self._health), self._method.slots()
-        if used is not None:
-            health.fill, health.empty_classes = float(used.float().mean()), int((~used.any(dim=1)).sum())
-        course = self._method.course() if isinstance(self._method, Debiasing) else None
-        if course is not None:
-            health.strength, health.domain_changes = float(course[STRENGTH]), int(course[CHANGES])
-        return health
+        """Counts since the start or the last reset, and how the reservoir and the stream mean stand."""
+        return self._answerer.health()
 
     def save(self, path: str | Path) -> None:
-        """Write the state as one safetensors file, atomically."""
-        facts = {"health": asdict(self._health), **self._identity()}
-        statefile.write_state(Path(path), self._method.state(), facts)
+        """Write the state as one safetensors file, atomically.
+
+        Raises:
+            StateError: The file cannot be written.
+        """
+        tensors, health = self._answerer.state()
+        statefile.write_state(Path(path), tensors, {"health": asdict(health), **self._identity()})
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a file of `save`; a file of another model, class list or method is refused with the reason."""
-        tensors, facts = statefile.read_state(Path(path), self._identity())
-        self._method.restore(tensors)
-        self._health = Health(**facts["health"])
+        """Go on from a file of `save`. If the file is refused, the adapter stays as it is.
 
-    def _pixels(self, image: Image) -> Tensor:
-        """What the method looks at: [1, 3, H, W], or [V, 3, H, W] where it wants views."""
-        if isinstance(self._method, FromViews):
-            return to_views(image, self.vlm, self._method.views, self._seed)
-        return to_pixels(image, self.vlm)
+        Raises:
+            StateError: The file is damaged, or belongs to another model, class list, method or setting.
+        """
+        tensors, facts = statefile.read_state(Path(path), self._identity())
+        self._answerer.restore(tensors, Health(**facts["health"]))
+
+    def _try_pixels(self, image: Image) -> Tensor | ImageError:
+        """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
+        try:
+            method = self._answerer.method
+            if isinstance(method, FromViews):
+                return to_views(image, self.vlm, method.views, self._seed)
+            return to_pixels(image, self.vlm)
+        except ImageError as error:
+            return error
+
+    def _prediction(self, answered: Answered, trace: bool) -> Prediction:
+        return Prediction(
+            label=self._setup.classes[answered.index],
+            index=answered.index,
+            scores=answered.scores,
+            zero_shot_scores=answered.zero_shot,
+            entropy=float(torch.special.entr(answered.zero_shot).sum()),
+            refused=answered.refused,
+            trace=source_map(answered.steps) if trace and answered.steps else None,
+        )
 
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must share with this adapter."""
+        """What a saved state must share with this adapter, as JSON has it."""
         options = method_options(self.method_name, self._setup.options)
-        return {
-            **({} if options is None else {"options": json.loads(json.dumps(asdict(options)))}),
+        identity = {
             "model": self.vlm.fingerprint(),
             "classes": self.classes,
             "prompts": self._prompts,
             "method": self.method_name,
-            "M": self.preset.adaptation.M,
+            "options": {} if options is None else asdict(options),
+            "condensation": asdict(self.preset.condensation),
+            "adaptation": asdict(self.preset.adaptation),
         }
-
-    def _read(self, outcome: Outcome, pixels: Tensor, trace: bool) -> Prediction:
-        """Bring an outcome to the host; one that is not finite is answered by the plain model instead."""
-        scores, zero_shot = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
-        refused = not bool(scores.isfinite().all() and zero_shot.isfinite().all())
-        if refused:
-            scores = zero_shot = self._plain(pixels)
-        if outcome.stored is not None:
-            self._health.stored += int(outcome.stored)
-        index = int(scores.argmax())
-        return Prediction(
-            label=self.classes[index],
-            index=index,
-            scores=scores,
-            zero_shot_scores=zero_shot,
-            entropy=float(torch.special.entr(zero_shot).sum()),
-            refused=refused,
-            trace=source_map(outcome.steps) if trace and outcome.steps else None,
-        )
-
-    def _plain(self, pixels: Tensor) -> Tensor:
-        """Zero-shot probabilities [C] of the whole, uncondensed model."""
-        encoded = encode(self.vlm.vision, pixels, PLAIN)
-        scores = zero_shot_logits(encoded, self._setup.text, self._setup.logit_scale)[0].softmax(dim=-1).float().cpu()
-        if not scores.isfinite().all():
-            raise NonFiniteError(
-                f"the model answers this image with NaN or infinity in {self.vlm.dtype}; "
-                "load it in float32 or bfloat16, or check its weights"
-            )
-        return scores
+        plain: dict[str, Any] = json.loads(json.dumps(identity))
+        return plain
 
 
 def adapt(
@@ -249,6 +234,7 @@ def adapt(
     R: float | None = None,
     reducer: str = "auto",
     engine: str = "auto",
+    device: str | torch.device | None = None,
     seed: int = 0,
     tokenizer: Any = None,
     preprocess: Any = None,
@@ -257,20 +243,51 @@ def adapt(
 ) -> Adapter:
     """An `Adapter` for a model and a class list.
 
-    model: whatever `lessmore.load` takes. templates: a named set, or strings with `{}`. method, preset, reducer: see
-    `list_methods`, `list_presets`, `list_reducers`; reducer `auto` condenses for `tca` alone. R: kept fraction of the
-    tokens (the preset's, 0.9, if not given). engine: what runs a step, see `list_engines`; `auto` picks by the model's
-    device. cache: keep class embeddings on disk, at the given place if it is a path. seed: of the random views, where
-    the method looks at such. options: single fields of the preset, such as `lam=2` or `K=3`, and the method's own, such
-    as `alpha=4` of `tda`.
+    Args:
+        model: Whatever `lessmore.load` takes.
+        classes: Class names; predictions carry them as they are given.
+        templates: A named set of prompt templates, or strings with `{}`.
+        method: One of `list_methods()`.
+        preset: One of `list_presets()`.
+        R: Kept fraction of the tokens; None means the preset's, 0.9 for `default`.
+        reducer: One of `list_reducers()`; `auto` condenses for `tca` alone.
+        engine: One of `list_engines()`; `auto` picks by the model's device.
+        device: Where to run, such as `cuda`; None leaves the model where it is. Your own model stays as it is.
+        seed: Seed of random views, where the method looks at some.
+        tokenizer: The model's tokenizer, where `load` needs it.
+        preprocess: The model's preprocessing, where `load` needs it.
+        cache: Whether to keep class embeddings on disk; a path says where.
+        **options: Single fields of the preset, such as `lam=2` or `K=3`, and the method's own, such as `alpha=4` of
+            `tda`.
+
+    Raises:
+        ConfigError: A name, value or combination cannot be used; the message names the remedy.
+        ModelError: The model cannot be read.
+
+    Example:
+        >>> from PIL import Image
+        >>> adapter = adapt("tiny", ["red circle", "blue square"], cache=False)
+        >>> adapter(Image.new("RGB", (32, 32), "red")).label
+        'red circle'
+        >>> adapter.health().seen
+        1
     """
     check_engine(engine)
+    resolve(method, preset, R, reducer, options)  # a wrong word is said before a large model is read
     vlm = load(model, tokenizer, preprocess)
-    own, shared = split_options(method, options)
-    chosen = make_preset(preset, **shared, **({} if R is None else {"R": R}))
-    chosen = chosen._replace(condensation=make_reducer(reducer_for(reducer, method), chosen.condensation, shared))
+    vlm = vlm if device is None else vlm.to(device)
+    chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
     names = class_names(classes)
     written = hashlib.sha256(json.dumps(prompts(names, templates)).encode()).hexdigest()
     text = vlm.classifier(names, templates, cache=cache)
-    setup = Setup(vlm.vision, text, vlm.logit_scale, chosen, vlm, tuple(names), template_texts(templates), own)
+    setup = Setup(
+        vision=vlm.vision,
+        text=text,
+        logit_scale=vlm.logit_scale,
+        preset=chosen.preset,
+        vlm=vlm,
+        classes=tuple(names),
+        templates=template_texts(templates),
+        options=chosen.options,
+    )
     return Adapter(vlm, setup, written, method, seed, engine)

@@ -18,8 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lessmore.cli.common import OK, new_parser
-from lessmore.config import preset
-from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu, list_engines
@@ -27,6 +25,7 @@ from lessmore.errors import ConfigError, unknown
 from lessmore.lab.latency import Times, interleaved, percentile, ratio
 from lessmore.lab.memory import peak_memory
 from lessmore.methods import Method, Setup
+from lessmore.methods.resolve import resolve
 from lessmore.models.load import load
 from lessmore.models.shapes import SHAPES
 
@@ -119,9 +118,8 @@ def setup_of(vision: ViT, classes: int, contender: BenchContender, name: str = "
     """A contender's setup on random class embeddings."""
     generator = torch.Generator().manual_seed(0)
     text = F.normalize(torch.randn(classes, vision.shape.embed, generator=generator), dim=-1).to(vision.positions)
-    chosen = preset(name, R=contender.R)
-    condensation = resolve_reducer(contender.reducer, chosen.condensation)
-    return Setup(vision, text, 100.0, chosen._replace(condensation=condensation))
+    chosen = resolve(contender.method, name, contender.R, contender.reducer, shape=vision.shape)
+    return Setup(vision, text, 100.0, chosen.preset)
 
 
 def engines(vision: ViT) -> list[str]:
@@ -167,7 +165,8 @@ def _begun(engine: str, method: str, setup: Setup, image: Tensor) -> Method:
 def _row(vision: ViT, classes: int, key: str, times: Times, memory: int) -> dict[str, Any]:
     engine, name = key.split("/")
     contender = next(c for c in CONTENDERS if c.name == name)
-    condensation, adaptation, _ = setup_of(vision, 1, contender).preset
+    preset = setup_of(vision, 1, contender).preset
+    adaptation = preset.adaptation if contender.method == "tca" else None
     to_plain = ratio(times[key], times[f"{engine}/{PLAIN}"])
     middle = statistics.median(times[key])
     weights = sum(p.numel() * p.element_size() for p in vision.parameters())
@@ -180,7 +179,7 @@ def _row(vision: ViT, classes: int, key: str, times: Times, memory: int) -> dict
         "of_plain": to_plain.value,
         "interval": [to_plain.low, to_plain.high],
         "images_per_s": 1 / middle,
-        "gmacs": costs(vision.shape, condensation, adaptation if contender.method == "tca" else None, classes).gmacs,
+        "gmacs": costs(vision.shape, preset.condensation, adaptation, classes).gmacs,
         "memory_mb": (weights + memory) / 1e6,
     }
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
-from lessmore.config import Condensation, Rule, preset
-from lessmore.core.condense.registry import reducer_for, resolve_reducer
+from lessmore.config import Condensation, Rule
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
 from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError
 from lessmore.lab.weightless import blank_method, blank_model
-from lessmore.methods import Facts, split_options
+from lessmore.methods import Facts
+from lessmore.methods.resolve import resolve
 from lessmore.models.shapes import SHAPES
 
 EXAMPLES = """examples:
@@ -66,10 +66,8 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print the costs."""
-    own, shared = split_options(args.method, args.options)
-    name, chosen = reducer_for(args.reducer, args.method), preset(args.preset, **shared, **_budget(args))
-    chosen = chosen._replace(condensation=resolve_reducer(name, chosen.condensation, shared))
     classes, vlm = _classes(args.classes), blank_model(args.model)
+    chosen, name, own = resolve(args.method, args.preset, args.R, args.reducer, args.options, vlm.vision.shape)
     method = blank_method(args.method, vlm, chosen, classes, own)
 
     def one_pass(way: Accounting) -> Costs:
@@ -87,12 +85,6 @@ def run(args: Namespace) -> int:
     _schedule(vlm.vision.shape, chosen.condensation)
     _table(counted, plain)
     return OK
-
-
-def _budget(args: Namespace) -> dict[str, float]:
-    if args.R is not None and "R" in args.options:
-        raise ConfigError("--R and --options.R say the same thing; give one of them")
-    return {} if args.R is None else {"R": args.R}
 
 
 def _classes(text: str) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from lessmore.engines.availability import has_triton
@@ -16,18 +17,14 @@ _CAPTURED = ("tca", "zeroshot")
 
 
 @runtime_checkable
-class Batching(Protocol):
+class Batching(Method, Protocol):
     """An engine that answers many images of one stream at a time."""
 
     size: int
-    """As many as it likes best."""
+    """The number of images it answers fastest together."""
 
-    def predict_many(self, pixels: Tensor) -> list[Outcome]:
-        """Answers to images [B, 3, H, W] in their order, as if they had come one by one."""
-
-
-def _eager(method: str, setup: Setup) -> Method:
-    return make(method, setup)
+    def predict_many(self, pixels: Tensor) -> Sequence[Outcome]:
+        """Answers to images `[B, 3, H, W]` in their order, as if they had come one by one."""
 
 
 def _cpu(method: str, setup: Setup) -> Method:
@@ -37,29 +34,20 @@ def _cpu(method: str, setup: Setup) -> Method:
 
 
 def _graph(method: str, setup: Setup) -> Method:
-    reason = graph_unusable(method, setup)
-    if reason is not None:
-        warnings.warn(f"engine 'graph' cannot be used: {reason}; running 'eager' instead", stacklevel=2)
-        return make(method, setup)
     from lessmore.engines.graph import Graph
 
     return Graph(make(method, setup))  # type: ignore[arg-type]  # one of _CAPTURED
 
 
 def _chunk(method: str, setup: Setup) -> Method:
-    if method != "tca":
-        raise ConfigError(f"engine 'chunk' streams method 'tca' in batches, not {method!r}; leave the engine to 'auto'")
     from lessmore.engines.chunk import Chunk
 
+    if method != "tca":
+        raise ConfigError(f"engine 'chunk' streams method 'tca' in batches, not {method!r}; leave the engine to 'auto'")
     return Chunk(setup)
 
 
-_ENGINES: dict[str, Callable[[str, Setup], Method]] = {
-    "eager": _eager,
-    "cpu": _cpu,
-    "graph": _graph,
-    "chunk": _chunk,
-}
+_ENGINES: dict[str, Callable[[str, Setup], Method]] = {"eager": make, "cpu": _cpu, "graph": _graph, "chunk": _chunk}
 
 
 def graph_unusable(method: str, setup: Setup) -> str | None:
@@ -75,29 +63,50 @@ def graph_unusable(method: str, setup: Setup) -> str | None:
     return None
 
 
-def _fastest(method: str, setup: Setup) -> str:
-    from lessmore.engines import cpu
-
-    weights = setup.vision.positions
-    if weights.device.type == "cpu" and cpu.can_pack(weights.dtype):
-        return "cpu"
-    return "eager" if graph_unusable(method, setup) else "graph"
-
-
 def list_engines() -> list[str]:
     """Names accepted by `engine=`."""
     return ["auto", *_ENGINES]
 
 
 def check_engine(name: str) -> None:
-    """Refuse a name that is none."""
+    """Raise if the engine is unknown."""
     if name not in list_engines():
         raise ConfigError(unknown("engine", name, list_engines()))
 
 
-def build(name: str, method: str, setup: Setup) -> Method:
-    """The named method on the named engine; `auto`: `graph` on CUDA and `cpu` on CPUs where they can be used."""
-    if name == "auto":
-        name = _fastest(method, setup)
+def resolve_engine(name: str, method: str, setup: Setup) -> str:
+    """The engine that a name stands for, which may be a slower one; a warning then says why.
+
+    Args:
+        name: One of `list_engines()`; `auto` is `graph` on CUDA and `cpu` on processors, where they can be used.
+        method: Name of the method.
+        setup: What the method is built from.
+
+    Raises:
+        ConfigError: The engine is unknown.
+    """
     check_engine(name)
-    return _ENGINES[name](method, setup)
+    weights, reason = setup.vision.positions, graph_unusable(method, setup)
+    if name == "auto" and weights.device.type == "cpu":
+        return _for_cpu(weights.dtype)
+    if name == "auto":
+        return "eager" if reason else "graph"
+    if name == "graph" and reason:
+        warnings.warn(f"engine 'graph' cannot be used: {reason}; running 'eager' instead", stacklevel=3)
+        return "eager"
+    return name
+
+
+def _for_cpu(dtype: torch.dtype) -> str:
+    from lessmore.engines import cpu
+
+    if cpu.can_pack(dtype):
+        return "cpu"
+    if dtype == torch.float16:
+        warnings.warn("a float16 model is slow on a CPU; load it in float32: model.float()", stacklevel=4)
+    return "eager"
+
+
+def build(name: str, method: str, setup: Setup) -> Method:
+    """The named method on the named engine; see `resolve_engine`."""
+    return _ENGINES[resolve_engine(name, method, setup)](method, setup)

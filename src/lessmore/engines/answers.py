@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, Encoded, encode
-from lessmore.engines import Batching, build
+from lessmore.engines import Batching, build, resolve_engine
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.zeroshot import zero_shot_logits
@@ -27,7 +26,8 @@ REFUSALS = 10
 """Refused answers in a row after which the state is set aside."""
 
 
-class Answered(NamedTuple):
+@dataclass(frozen=True)
+class Answered:
     """One image, answered. Scores are float32 on the CPU and sum to one."""
 
     scores: Tensor
@@ -134,8 +134,9 @@ class Answerer:
     """Answers the images of one stream, one after another. Threads may share it; they wait for one another."""
 
     def __init__(self, method: str, setup: Setup, engine: str = "auto", health: Health | None = None) -> None:
-        self.method_name, self.setup, self.engine = method, setup, engine
-        self.method: Method = build(engine, method, setup)
+        self.method_name, self.setup = method, setup
+        self.engine = resolve_engine(engine, method, setup)
+        self.method: Method = build(self.engine, method, setup)
         self._health = health or Health()
         self._ahead: _Ahead | None = None
         self._lock = threading.RLock()
@@ -172,17 +173,20 @@ class Answerer:
         while failure is None:
             group: list[Tensor | ImageError] = []
             try:
-                group.extend(_collected(waiting, size, group))
+                for one in islice(waiting, size):
+                    group.append(one)
             except Exception as error:
                 failure = error
-            if not group and failure is None:
-                return
+            if not group:
+                break
             yield from self._answers(group)
-        raise failure
+        if failure is not None:
+            raise failure
 
     def refuse(self) -> None:
         """Count an image that could not be read."""
-        self._health.refused += 1
+        with self._lock:
+            self._health.refused += 1
 
     def health(self) -> Health:
         """Counts since the start or the last reset, and how the memory and the stream mean stand."""
@@ -294,7 +298,7 @@ class _Ahead:
     def __init__(self, method: Batching, images: list[Tensor]) -> None:
         self._method, self._waiting = method, images
         self._before: dict[str, Tensor] = {}
-        self._outcomes: list[Outcome] = []
+        self._outcomes: Sequence[Outcome] = []
         self._given = 0
 
     def next(self) -> Outcome:
@@ -314,10 +318,3 @@ class _Ahead:
             self._method.restore(self._before)
             if given:
                 self._method.predict_many(torch.cat(given))
-
-
-def _collected(
-    waiting: Iterator[Tensor | ImageError], size: int, group: list[Tensor | ImageError]
-) -> Iterator[Tensor | ImageError]:
-    """Up to `size` inputs; `group` receives those that came before the iterator raised."""
-    yield from islice(waiting, size)

@@ -3,7 +3,7 @@
 - Weights lie in the order in which oneDNN's kernels read them, activations are applied while a product is still in
   cache. QuickGELU, x·σ(1.702x), is the fused SiLU of a product scaled by 1.702, undone in the next weights.
 - Where only the class token is read off the last block, its other tokens are not computed.
-- TCA keeps its stored tokens normalised, so that the correction is one product (see `units.py`).
+- TCA keeps its stored tokens normalised, so that the correction is one product (see `cpu_tca.py`).
 - In float32 answers equal `eager`'s to rounding. `bfloat16` halves the time of the products on processors that have
   such instructions; norms, attention, scores and the reservoir stay in float32.
 
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessmore.core.vit import Block, Mlp, ViT
-from lessmore.engines.cores import limit_threads
 from lessmore.engines.cpu_tca import UnitTCA
 from lessmore.errors import ConfigError
 from lessmore.methods import Method, Setup, make
@@ -40,7 +39,6 @@ _PACKED: WeakKeyDictionary[ViT, dict[torch.dtype, ViT]] = WeakKeyDictionary()
 
 def build_cpu(method: str, setup: Setup, bfloat16: bool = False) -> Method:
     """The named method on the packed tower; one that needs gradients gets the tower as it is."""
-    limit_threads()
     plain = make(method, setup)
     if plain.facts.needs_gradients:
         return plain

@@ -165,6 +165,6 @@ def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
 
 def _fused(method: TCA | ZeroShot) -> Fused | None:
     setup = method.setup
-    if isinstance(method, TCA) and setup.preset.adaptation.centre != "off" and len(setup.text) > LARGEST:
+    if isinstance(method, TCA) and setup.preset.adaptation.debias != "off" and len(setup.text) > LARGEST:
         return None
     return None if fused_tower.cannot_fuse(setup.vision, setup.preset.condensation) else Fused(method)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from lessmore.config import Preset
-from lessmore.core.condense.schedule import schedule
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
@@ -111,13 +110,11 @@ class Job:
 
 def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None = None) -> Job:
     """Look everything up; model and data set are opened unless given."""
-    settings = spec.settings()
     dataset = dataset or open_dataset(spec.dataset, None if spec.root is None else Path(spec.root))
     templates = _templates(spec.templates, dataset.templates)
     stream = make_stream(dataset, spec.order, spec.seed, spec.limit, spec.corruption)
     vlm = vlm or open_model(spec)
-    shape = vlm.vision.shape
-    schedule(shape.patches, shape.blocks.depth, settings.condensation)  # refuse an impossible one before any image
+    settings = spec.settings(vlm.vision.shape)
     return Job(spec, vlm, stream, settings, class_names(dataset.classes), templates)
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from lessmore.config import Preset
-from lessmore.config import preset as make_preset
-from lessmore.core.condense.registry import reducer_for
-from lessmore.core.condense.registry import resolve_reducer as make_reducer
+from lessmore.core.vit import ViTShape
 from lessmore.data.orders import plan_stream
 from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError, unknown
-from lessmore.methods import method_options, split_options
+from lessmore.methods import split_options
+from lessmore.methods.resolve import resolve
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -55,20 +54,17 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything is loaded."""
-        object.__setattr__(self, "reducer", reducer_for(self.reducer, self.method))
+        found = resolve(self.method, self.preset, self.R, self.reducer, self.options)
+        object.__setattr__(self, "reducer", found.reducer)
         if self.precision not in PRECISIONS:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         if self.workers < 0:
             raise ConfigError(f"workers must be 0 or more, not {self.workers}")
         plan_stream(self.order, self.corruption)
-        self.settings()
-        method_options(self.method, self.own_options())
 
-    def settings(self) -> Preset:
-        """The preset, with R, options and reducer as this run has them."""
-        _, shared = split_options(self.method, self.options)
-        chosen = make_preset(self.preset, **shared, **({} if self.R is None else {"R": self.R}))
-        return chosen._replace(condensation=make_reducer(self.reducer, chosen.condensation, shared))
+    def settings(self, shape: ViTShape | None = None) -> Preset:
+        """The preset with R, options and reducer of this run, for a tower where one is given."""
+        return resolve(self.method, self.preset, self.R, self.reducer, self.options, shape).preset
 
     def own_options(self) -> dict[str, Any]:
         """Those of the options that are the method's."""

@@ -107,9 +107,9 @@ def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
     """One `Stage` per condensing block of a tower with `depth` blocks, None for the others."""
     if config.active and config.layers[-1] >= depth:
         raise ConfigError(
-            f"block {config.layers[-1]} of layers={config.layers} does not exist: the tower has {depth} blocks, counted "
-            f"from 0; give layers below {depth}, such as layers=({depth // 2},), or use preset 'default', which follows "
-            "the depth"
+            f"block {config.layers[-1]} of layers={config.layers} does not exist: the tower has {depth} blocks, "
+            f"counted from 0; give layers below {depth}, such as layers=({depth // 2},), or use preset 'default', "
+            "which follows the depth"
         )
     r = even_merges(patches, depth, config) if config.active and config.counts == "even" else None
     stages: list[Stage | None] = []

@@ -149,7 +149,7 @@ def _affinity(
 
 
 def own_sums(tokens: Tensor, token_mean: Tensor) -> Tensor:
-    """v·v, v·m and m·m of tokens v [..., L, D] and their stream's token mean m, of the same shape, by layer: [..., 3, L]."""
+    """v·v, v·m and m·m by layer, `[..., 3, L]`; v: tokens `[..., L, D]`, m: their stream's token mean `[..., L, D]`."""
     wide = tokens.to(token_mean.dtype)
     return torch.stack(
         [(wide * wide).sum(dim=-1), (wide * token_mean).sum(dim=-1), token_mean.square().sum(dim=-1)], dim=-2

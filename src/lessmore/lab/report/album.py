@@ -182,7 +182,7 @@ class _Look:
         """By sample, as the encoder was guided when it came; nothing where nothing is condensed."""
         settings, anchors = self.job.settings, None
         if isinstance(self.method, TCA):
-            anchors = ready_anchors(self.method.reservoir, settings.adaptation.ready)
+            anchors = ready_anchors(self.method.stream.reservoir, settings.adaptation.ready)
         steps = encode(self.job.vlm.vision, self._pixels(i), settings.condensation, anchors).steps
         if not steps:
             return {}
@@ -202,7 +202,7 @@ class _Look:
         """Class, row and key of every image in the reservoir, class by class, the surest first."""
         if not isinstance(self.method, TCA):
             return []
-        held = self.method.reservoir
+        held = self.method.stream.reservoir
         places = (held.ids >= 0).nonzero().tolist()
         # An id counts the images that the method was asked about, and those that failed are not among them.
         found = [(c, self.rows[int(held.ids[c, m])], float(held.keys[c, m])) for c, m in places]

@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 import lessmore
-from lessmore.config import preset
-from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoStream, Result, kind
 from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate
+from lessmore.methods.resolve import resolve
 
 SCHEMA = "lessmore.demo/1"
 _FIRST = 20  # running accuracies of fewer images say nothing
@@ -74,14 +73,14 @@ def _line(result: Result, contender: DemoContender) -> ContenderLine:
     name = contender.name
     hits = [stream.hits(name) for stream in result.streams]
     gains = [stream.hits(name) - stream.hits(BASELINE) for stream in result.streams]
-    chosen = preset(PRESET, R=contender.R)
+    shape = result.vlm.vision.shape
+    chosen = resolve(contender.method, PRESET, contender.R, contender.reducer, shape=shape).preset
     adaptation = chosen.adaptation if contender.method == "tca" else None
-    condensation = resolve_reducer(contender.reducer, chosen.condensation)
     return ContenderLine(
         contender=contender,
         accuracy=[*map(wilson, hits), wilson(np.concatenate(hits))],
         gain=[*(paired([gain]) for gain in gains), paired(gains)],
-        gmacs=costs(result.vlm.vision.shape, condensation, adaptation, len(result.classes)).gmacs,
+        gmacs=costs(shape, chosen.condensation, adaptation, len(result.classes)).gmacs,
         ms=np.concatenate([stream.ms[name] for stream in result.streams]),
     )
 

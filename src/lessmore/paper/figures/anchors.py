@@ -37,9 +37,9 @@ class Track:
 
     def add(self, met: Met) -> None:
         """Let one answered sample into all memories."""
-        label = int(met.answer.delta.label)
-        self.features.append(F.normalize(met.answer.delta.feature.double().cpu(), dim=-1))
-        self.facts.append((float(met.answer.delta.key), met.sample.label))
+        label = int(met.answer.delta.placement.label)
+        self.features.append(F.normalize(met.feature.double().cpu(), dim=-1))
+        self.facts.append((float(met.answer.delta.placement.key), met.sample.label))
         everything = self.entries["everything"].setdefault(label, [])
         everything.append(len(self.facts) - 1)
         self._draw(self.entries["random"].setdefault(label, []), everything)
@@ -75,7 +75,7 @@ def measure(request: Request) -> dict[str, Any]:
     full: dict[int, dict[str, float]] = {}
     for met in online(request):
         track.add(met)
-        label = int(met.answer.delta.label)
+        label = int(met.answer.delta.placement.label)
         for name in MEMORIES:
             rows[name].append(track.means(name))
         classes.append(len(track.values["reservoir"]))

@@ -12,13 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from lessmore.config import Condensation, Preset
+from lessmore.core import stream
 from lessmore.core.reservoir import Reservoir
 from lessmore.data.stream import Stream
 from lessmore.errors import ConfigError, ImageError
 from lessmore.lab.job import Job
 from lessmore.lab.report.tokens import as_seen
 from lessmore.methods import Setup
-from lessmore.methods.tca import TCA, Answer, step
+from lessmore.methods.tca import TCA, Answer, decide, look
 from lessmore.models.to_pixels import to_pixels
 from lessmore.models.vlm import VLM
 
@@ -139,6 +140,8 @@ class Met(NamedTuple):
     before: Reservoir
     answer: Answer
     after: Reservoir
+    feature: Tensor
+    """L2-normalised feature of the sample, `[E]`."""
 
 
 @torch.no_grad()
@@ -147,11 +150,12 @@ def online(request: Request) -> Iterator[Met]:
     vlm = request.vlm
     setup = Setup(vlm.vision, request.text, vlm.logit_scale, request.settings, vlm, tuple(request.names))
     method = TCA(setup)
-    state = method.reservoir
+    operations = method.make_operations(stream.apply)
+    state = method.stream
     for sample in samples(request):
-        before = state
-        answer, state = step(setup, method.weights, sample.pixels, before)
-        yield Met(sample, before, answer, state)
+        before, encoded = state, look(setup, sample.pixels, state)
+        answer, state = decide(setup, encoded, before, operations)
+        yield Met(sample, before.reservoir, answer, state.reservoir, encoded.feature[0])
 
 
 def reservoir_of(request: Request) -> Reservoir | None:
