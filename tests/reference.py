@@ -491,7 +491,7 @@ class Reference:
         self.tower, self.condensation, self.adaptation = Tower(vit), condensation, adaptation
         self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
         self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
-        self.centre = Centre(self.text, adaptation.centre == "bold")
+        self.centre = Centre(self.text, adaptation.debias == "bold")
         self.middle = np.zeros((self.tower.shape.blocks.depth, self.tower.shape.blocks.width))
         self.seen = 0
 
@@ -542,7 +542,7 @@ class Reference:
         """One image of the stream: encode, then correct and remember, in the order the adaptation asks for."""
         config, encoding = self.adaptation, self.encode(pixels)
         z = self.logit_scale * (self.text @ encoding.feature)
-        believed = z if config.centre == "off" else self.centre.observe(z)
+        believed = z if config.debias == "off" else self.centre.observe(z)
         p, c = softmax(believed), int(believed.argmax())
         terms = [-q * math.log(q) if q > 0 else 0.0 for q in p]
         key = float(sum(terms) if config.key == "entropy" else terms[c])
@@ -550,14 +550,14 @@ class Reference:
         if config.order == "update_first":
             self.reservoir.update(c, new)
         own, middle = self.seen if config.exclude_own else None, None
-        if config.centre != "off":
+        if config.debias != "off":
             self.middle += (0.95 * unit(encoding.summary) - self.middle) / min(self.seen + 21, 300)
             middle = self.middle
         correction = token_classifier(encoding.summary, self.reservoir.slots, config, own, middle)
         if config.order == "predict_first":
             self.reservoir.update(c, new)
         self.seen += 1
-        if config.centre != "off":
+        if config.debias != "off":
             tops = [sum(i.left for i in self.centre.seen if i.top == k) for k in range(len(self.text))]
             turns = sum(image.left * image.turn for image in self.centre.seen)
             trust = [n / (n + 0.5) * turns / (turns + 20) for n in tops]

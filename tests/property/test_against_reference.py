@@ -7,19 +7,17 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from lessmore.config import Adaptation, Condensation, Preset
-from lessmore.core import reservoir
 from lessmore.core.condense.source import KEPT, MERGED, PRUNED, fate_of
 from lessmore.core.condense.source import Step as CondensingStep
 from lessmore.core.correction import layer_weights
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup
-from lessmore.methods.tca import step
+from lessmore.methods.tca import empty_state, step
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 from tests.reference import Condensed, Reference
 
@@ -67,7 +65,7 @@ def adaptations(draw: st.DrawFn) -> Adaptation:
         layer_weights=draw(st.sampled_from(["linspace", "index"])),
         order=draw(st.sampled_from(["predict_first", "update_first"])),
         exclude_own=draw(st.booleans()),
-        centre=draw(st.sampled_from(["off", "careful", "bold"])),
+        debias=draw(st.sampled_from(["off", "careful", "bold"])),
     )
 
 
@@ -109,9 +107,8 @@ def test_every_step_equals_the_reference(shape: str) -> None:
         images = make_images(9, seed=seed)
         setup = Setup(vit, text, 6.0, Preset(condensation, adaptation))
         slow = Reference(vit, text, 6.0, condensation, adaptation)
-        blocks = vit.shape.blocks
-        state = reservoir.empty(C, adaptation.M, blocks.depth, blocks.width, vit.shape.embed, torch.float64, "cpu")
-        weights = layer_weights(blocks.depth, adaptation.beta, adaptation.layer_weights, state.keys)
+        depth, state = vit.shape.blocks.depth, empty_state(setup)
+        weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, state.token_mean)
         for image in images:
             try:
                 expected = slow.step(image)
@@ -119,10 +116,10 @@ def test_every_step_equals_the_reference(shape: str) -> None:
                 with pytest.raises(ConfigError, match="keeps no token"):
                     step(setup, weights, image[None], state)
                 return
-            full = int(state.counts.max()) == adaptation.M
+            full = int(state.reservoir.counts.max()) == adaptation.M
             answer, state = step(setup, weights, image[None], state)
             assert [sets_of(s) for s in answer.steps] == [slow_sets(s) for s in expected.condensed]
-            assert [[i for i in row if i >= 0] for row in state.ids.tolist()] == expected.ids
+            assert [[i for i in row if i >= 0] for row in state.reservoir.ids.tolist()] == expected.ids
             np.testing.assert_allclose(answer.logits, expected.logits, rtol=0, atol=1e-10)
             np.testing.assert_allclose(answer.corrected, expected.corrected, rtol=0, atol=1e-10)
             assert int(answer.corrected.argmax()) == expected.index

@@ -164,7 +164,7 @@ def test_every_engine_answers_as_eager_does(name: str) -> None:
             assert_same(a, b)
             seen["full"] += bool((a.state["counts"] == adaptation.M).any())
             seen["refused"] += not all(answer.scores.isfinite().all() for answer in a.answers)
-            seen["centred"] += bool(a.state["course"][5] > 0)
+            seen["centred"] += bool(a.state["strength"] > 0)
             seen["guided"] += any(s.anchor is not None and int(s.anchor) >= 0 for o in a.answers for s in o.steps)
 
     check()
@@ -202,7 +202,7 @@ def bits(told: Told) -> list[Tensor]:
     "options",
     [
         {},
-        {"ready": "class", "order": "predict_first", "centre": "careful"},
+        {"ready": "class", "order": "predict_first", "debias": "careful"},
         {"strategy": "similarity"},
         {"proportional": True, "merge_prune": (1, 0)},
     ],
