@@ -218,8 +218,8 @@ class Adapter:
             "prompts": self._prompts,
             "method": self.method_name,
             "options": {} if options is None else asdict(options),
-            "condensation": asdict(self.preset.condensation),
-            "adaptation": asdict(self.preset.adaptation),
+            **asdict(self.preset.condensation),
+            **asdict(self.preset.adaptation),
         }
         plain: dict[str, Any] = json.loads(json.dumps(identity))
         return plain

@@ -9,12 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lessmore.config import LATE, Condensation, preset
+from lessmore.config import LATE, Condensation
 from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.source import source_map
 from lessmore.core.costs import costs
 from lessmore.core.encoder import encode
 from lessmore.core.vit import ViT, ViTShape
+from lessmore.methods.resolve import resolve
 from lessmore.models.shapes import SHAPES as REAL
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
 from tests.reference import Tower
@@ -85,11 +86,11 @@ def test_costs_of_the_papers_table(vision: ViTShape, R: float, printed: str, cou
 
 
 def test_it_keeps_its_blocks_unless_others_are_asked_for() -> None:
-    for base, given, layers in (
-        (preset("default").condensation, (), (3, 6, 9)),
-        (preset("default").condensation, ("layers",), LATE),
-        (preset("default", layers=LAYERS).condensation, (), LAYERS),
-        (preset("fixed").condensation, (), (3, 6, 9)),
+    for name, options, layers in (
+        ("default", {}, (3, 6, 9)),
+        ("default", {"layers": LATE}, LATE),
+        ("default", {"layers": LAYERS}, LAYERS),
+        ("fixed", {}, (3, 6, 9)),
     ):
-        assert resolve_reducer("evit", base, given).layers == layers
-    assert resolve_reducer("tca", preset("default").condensation).layers == LATE
+        assert resolve("zeroshot", name, reducer="evit", options=options).preset.condensation.layers == layers
+    assert resolve("tca").preset.condensation.layers == LATE

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.config import Adaptation, Condensation, Preset, preset
-from lessmore.core import reservoir
+from lessmore.core import reservoir, stream
+from lessmore.core.class_texts import ClassTexts
 from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, source_map
 from lessmore.core.encoder import encode
 from lessmore.core.scoring import Anchors
+from lessmore.core.step import Sample, plain_operations, settle
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
 from tests.random_towers import CLASS, MAP, SHAPES, make_images, make_text, make_vit
@@ -187,29 +189,31 @@ def test_a_batch_equals_its_images(shape: str) -> None:
 
 
 def test_the_pure_step_leaves_the_state_alone_and_agrees_with_the_one_in_place() -> None:
-    state = reservoir.empty(3, 2, 4, 6, 5, torch.float64, "cpu")
-    generator = torch.Generator().manual_seed(0)
+    config, generator = Adaptation(M=2, debias="careful"), torch.Generator().manual_seed(0)
+    texts, weights = ClassTexts.of(make_text(3, 5), 4.0), torch.full((4,), 0.25, dtype=torch.float64)
+    pure, in_place = (plain_operations(texts, weights, config, how) for how in (stream.apply, stream.apply_))
+    state = stream.empty(3, 2, 4, 6, 5, torch.float64, "cpu")
     for _ in range(12):
-        tokens, feature, logits = (torch.randn(*s, generator=generator).double() for s in ((4, 6), (5,), (3,)))
-        delta = reservoir.propose(state, tokens, feature, logits, Adaptation(M=2))
-        before = reservoir.clone(state)
-        after = reservoir.apply(state, delta)
-        for a, b in zip(state, before, strict=True):
-            assert torch.equal(a, b)
-        reservoir.apply_(state, delta)
-        for a, b in zip(state, after, strict=True):
-            assert torch.equal(a, b)
-    assert torch.equal(state.means, reservoir.class_mean(state.anchors, state.counts))
-    assert int(state.step) == 12
-    assert state.counts.max() <= 2
+        tokens, feature = (torch.randn(*s, generator=generator).double() for s in ((4, 6), (5,)))
+        sample = Sample(tokens, feature, texts.logits(feature))
+        before = stream.clone(state)
+        settled, after = settle(sample, state, config, pure)
+        assert all(torch.equal(a, b) for a, b in zip(state.tensors(), before.tensors(), strict=True))
+        again, same = settle(sample, state, config, in_place)
+        assert torch.equal(settled.corrected, again.corrected) and same is state
+        assert all(torch.equal(a, b) for a, b in zip(state.tensors(), after.tensors(), strict=True))
+    held = state.reservoir
+    assert torch.equal(held.means, reservoir.class_mean(held.anchors, held.counts))
+    assert int(held.step) == 12
+    assert held.counts.max() <= 2
 
 
 def test_a_sample_that_is_not_finite_is_counted_and_not_stored() -> None:
-    state = reservoir.empty(3, 2, 4, 6, 5, torch.float32, "cpu")
+    after = reservoir.empty(3, 2, 4, 6, torch.float32, "cpu")
     bad = torch.full((4, 6), float("nan"))
-    delta = reservoir.propose(state, bad, torch.zeros(5), torch.tensor([1.0, 2.0, 0.0]), Adaptation(M=2))
-    after = reservoir.apply(state, delta)
-    assert int(delta.slot) == -1
+    placement = reservoir.propose(after, bad, torch.zeros(5), torch.tensor([1.0, 2.0, 0.0]), Adaptation(M=2))
+    reservoir.store_(after, placement)
+    assert int(placement.slot) == -1
     assert int(after.step) == 1
     assert int(after.counts.sum()) == 0
     assert after.means.isfinite().all()

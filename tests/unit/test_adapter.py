@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from lessmore import Adapter, Prediction, adapt
+from lessmore.core.stream import NAMES
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.models.vlm import VLM
 from tests.random_towers import MAP, make_images, make_vlm
@@ -93,7 +94,7 @@ def test_save_and_restore_continue_bit_for_bit(dtype: torch.dtype, preset: str, 
     second.restore(tmp_path / "deep" / "state.safetensors")
     assert second.health() == first.health()
     assert all(same(second(image), want) for image, want in zip(stream[17:], expected[17:], strict=True))
-    for a, b in zip(straight._method.state().values(), second._method.state().values(), strict=True):
+    for a, b in zip(straight._answerer.method.state().values(), second._answerer.method.state().values(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -108,6 +109,8 @@ def test_a_state_of_another_model_class_list_or_setting_is_refused_with_the_reas
         "same names in another order": adapt(vlm, CLASSES[::-1], **SMALL),  # type: ignore[arg-type]
         "other prompt templates": make(vlm, templates=["a {}"]),
         "M=3.*M=2": make(vlm, M=2),
+        "rows=.*": make(vlm, preset="paper"),
+        "R=0.9.*R=0.7": make(vlm, R=0.7),
         "method='tca'": make(vlm, method="zeroshot"),
     }
     for reason, other in refused.items():
@@ -131,8 +134,7 @@ def test_the_file_is_plain_tensors_and_facts(vlm: VLM, tmp_path: Path) -> None:
         adapter(image)
     adapter.save(tmp_path / "s")
     with safe_open(tmp_path / "s", framework="pt") as file:
-        parts = {"anchors", "features", "keys", "ids", "counts", "step", "centre", "course", "middle"}
-        assert set(file.keys()) == parts
+        assert set(file.keys()) == set(NAMES) - {"means"}
         assert file.metadata()["schema"] == "lessmore.state/5"
     assert [f.name for f in tmp_path.iterdir()] == ["s"]  # nothing temporary stays
 
@@ -188,16 +190,16 @@ def test_health_counts(vlm: VLM, tmp_path: Path) -> None:
         list(adapter.stream([tmp_path / "missing.png"]))
 
 
-def test_health_of_the_centre(vlm: VLM, tmp_path: Path) -> None:
+def test_health_of_the_stream_mean(vlm: VLM, tmp_path: Path) -> None:
     adapter, other = make(vlm, preset="bold"), make(vlm, preset="bold")
     list(adapter.stream(images(40)))
     strength = adapter.health().strength
     assert 0 < strength <= 1
-    assert strength == float(adapter._method.state()["course"][5])
+    assert strength == float(adapter._answerer.method.state()["strength"])
     assert adapter.health().domain_changes == 0
-    state = adapter._method.state()
-    state["course"][6] = 2
-    adapter._method.restore(state)
+    state = adapter._answerer.method.state()
+    state["domain_changes"].fill_(2)
+    adapter._answerer.method.restore(state)
     assert adapter.health().domain_changes == adapter.health().domain_changes == 2  # looking does not count
     adapter.save(tmp_path / "s")
     other.restore(tmp_path / "s")
@@ -207,14 +209,14 @@ def test_health_of_the_centre(vlm: VLM, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"preset": "fixed"}, {"method": "zeroshot"}, {"method": "tda"}])
-def test_where_no_centre_is_taken_off_there_is_no_strength(vlm: VLM, options: dict[str, object]) -> None:
+def test_without_debiasing_there_is_no_strength(vlm: VLM, options: dict[str, object]) -> None:
     adapter = make(vlm, **options)
     list(adapter.stream(images(30)))
     assert (adapter.health().strength, adapter.health().domain_changes) == (0, 0)
 
 
 @pytest.mark.parametrize("engine", ["eager", "chunk"])
-def test_every_engine_tells_the_strength(vlm: VLM, engine: str) -> None:
+def test_every_engine_reports_the_strength(vlm: VLM, engine: str) -> None:
     adapter = make(vlm, preset="bold", engine=engine)
     list(adapter.stream(images(40)))
     assert adapter.health().strength > 0
@@ -324,13 +326,13 @@ def test_a_sample_that_overflows_is_answered_by_the_plain_model_and_not_stored(
     stream = list(images(12))
     for image in stream[:5]:
         adapter(image)
-    before = adapter._method.state()
+    before = adapter._answerer.method.state()
     with monkeypatch.context() as patch:
         patch.setattr("lessmore.core.condense.coreset.fuse", lambda x, attention: x[:, :1] * float("nan"))
         answer = adapter(stream[5])
     assert answer.refused
     torch.testing.assert_close(answer.scores, plain(stream[5]).scores)
-    after = adapter._method.state()
+    after = adapter._answerer.method.state()
     assert int(after.pop("step")) == int(before.pop("step")) + 1
     assert all(torch.equal(after[name], before[name]) for name in before)
     health = adapter.health()

@@ -118,9 +118,9 @@ def test_without_anchors_nothing_is_encoded_again(options: dict[str, object]) ->
     assert (engine.work.images, engine.work.again, engine.work.walks) == (20, 0, 3)
 
 
-@pytest.mark.parametrize("centre", ["off", "careful"])
-def test_the_switch_of_released_is_found_within_a_chunk(centre: str) -> None:
-    made, images = varied("released", 3, centre=centre)
+@pytest.mark.parametrize("debias", ["off", "careful"])
+def test_the_switch_of_released_is_found_within_a_chunk(debias: str) -> None:
+    made, images = varied("released", 3, debias=debias)
     engine = Chunk(made, (64,))
     assert_as_eager(made, engine, images)
     assert engine.work.again > 0
@@ -172,7 +172,7 @@ def test_the_chunk_size_follows_the_share_of_repeats() -> None:
 
 
 def test_state_goes_from_one_engine_to_another_and_back() -> None:
-    made, images = varied("paper", 4, centre="bold")
+    made, images = varied("paper", 4, debias="bold")
     whole, eager, engine = TCA(made), TCA(made), Chunk(made, (8,))
     expected = [whole.predict(image[None]).scores for image in images[:45]]
     got = [eager.predict(image[None]).scores for image in images[:15]]
@@ -194,7 +194,7 @@ def test_answers_come_with_the_state_after_their_images(name: str) -> None:
     assert len(next(answers)) == 8
     for image in images[:8]:
         eager.predict(image[None])
-    assert torch.equal(engine.state()["ids"], eager.reservoir.ids)
+    assert torch.equal(engine.state()["ids"], eager.stream.reservoir.ids)
     # Something else happens to the stream while the next chunk is under way: it is answered against the state it finds.
     for image, answer in zip(images[60:63], engine.predict_many(images[60:63]), strict=True):
         torch.testing.assert_close(eager.predict(image[None]).scores, answer.scores, rtol=0, atol=1e-10)

@@ -54,8 +54,8 @@ def follow(adapter: Adapter, path: Path, images: list[Tensor]) -> tuple[export.E
             worst = max(worst, float((scores - expected.scores).abs().max()))
             worst = max(worst, float((zero_shot - expected.zero_shot).abs().max()))
             assert int(scores.argmax()) == int(expected.scores.argmax())
-            assert torch.equal(step.state["ids"], method.reservoir.ids)
-    assert int((method.reservoir.counts == adapter.preset.adaptation.M).sum()) > 0
+            assert torch.equal(step.state["ids"], method.stream.reservoir.ids)
+    assert int((method.stream.reservoir.counts == adapter.preset.adaptation.M).sum()) > 0
     return step, method, worst
 
 
@@ -63,7 +63,7 @@ def follow(adapter: Adapter, path: Path, images: list[Tensor]) -> tuple[export.E
 def test_pt2_equals_eager_bit_for_bit(model: str, preset: str, images: list[Tensor], tmp_path: Path) -> None:
     step, method, worst = follow(lessmore.adapt(model, NAMES, preset=preset), tmp_path / "step.pt2", images)
     assert worst == 0
-    assert all(torch.equal(step.state[name], tensor) for name, tensor in method.reservoir._asdict().items())
+    assert all(torch.equal(step.state[name], tensor) for name, tensor in method.stream.named().items())
 
 
 @pytest.mark.parametrize(("model", "preset"), ONNX)

@@ -17,7 +17,7 @@ from tests.random_towers import CLASS, make_images, make_text, make_vit
 
 @pytest.fixture(scope="module")
 def setup() -> Setup:
-    return Setup(make_vit(CLASS), make_text(3), 6.0, preset("paper", layers=(1, 2, 3), M=2, centre="bold"))
+    return Setup(make_vit(CLASS), make_text(3), 6.0, preset("paper", layers=(1, 2, 3), M=2, debias="bold"))
 
 
 def test_streams_do_not_see_each_other(setup: Setup) -> None:
@@ -38,7 +38,7 @@ def test_a_stream_that_waits_stays_as_it_is(setup: Setup) -> None:
     before = engine.state(1)
     engine.predict(make_images(2, seed=5), [2, 0])
     assert all(torch.equal(value, engine.state(1)[name]) for name, value in before.items())
-    assert engine.reservoir.step.tolist() == [2, 1, 2]
+    assert engine.states.reservoir.step.tolist() == [2, 1, 2]
 
 
 def test_no_loop_over_streams(setup: Setup) -> None:
@@ -54,7 +54,7 @@ def test_one_stream_can_be_forgotten_forked_and_handed_over(setup: Setup) -> Non
         eager.predict(image[None])
     engine.restore(1, eager.state())
     engine.fork(1, into=2)
-    assert torch.equal(engine.reservoir.means[2], eager.reservoir.means)
+    assert torch.equal(engine.states.reservoir.means[2], eager.stream.reservoir.means)
     engine.predict(images[6:7], [1])
     engine.reset(1)
     assert engine.slots().flatten(1).any(dim=1).tolist() == [False, False, True]
@@ -63,7 +63,7 @@ def test_one_stream_can_be_forgotten_forked_and_handed_over(setup: Setup) -> Non
         torch.testing.assert_close(answer.scores, eager.predict(image[None]).scores, rtol=0, atol=1e-10)
     engine.reset()
     assert not engine.slots().any()
-    assert not any(getattr(engine.reservoir, name).any() for name in ("step", "means", "centre", "course", "middle"))
+    assert not any(part.any() for name, part in engine.states.named().items() if name != "ids")
 
 
 def test_what_does_not_match_is_refused(setup: Setup) -> None:

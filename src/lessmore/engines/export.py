@@ -17,17 +17,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lessmore.adapter import Adapter
 from lessmore.core.correction import probabilities
 from lessmore.core.stream import EMPTY, from_named
 from lessmore.errors import ConfigError, StateError
 from lessmore.methods.tca import TCA, step
 from lessmore.storage.files import replacing
+
+if TYPE_CHECKING:
+    from lessmore.adapter import Adapter
 
 ENDINGS = (".pt2", ".onnx")
 _FACTS = "lessmore.json"

@@ -1,4 +1,4 @@
-"""The middle of a stream's tokens, by itself; in whole streams it is checked in tests/property."""
+"""The token mean of a stream, by itself; in whole streams it is checked in tests/property."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.core.correction import affinities
-from lessmore.core.token_mean import PAST, PRIOR, SHARE, moved
+from lessmore.core.token_mean import PAST, PRIOR, SHARE, updated_mean
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -15,11 +15,11 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def followed(tokens: Tensor) -> list[Tensor]:
-    """The middle after each of a stream's tokens [T, L, D]."""
-    middles = [torch.zeros_like(tokens[0])]
+    """The mean after each of a stream's tokens [T, L, D]."""
+    means = [torch.zeros_like(tokens[0])]
     for step, one in enumerate(tokens):
-        middles.append(moved(middles[-1], one, torch.tensor(step)))
-    return middles[1:]
+        means.append(updated_mean(means[-1], one, torch.tensor(step)))
+    return means[1:]
 
 
 def test_it_is_the_mean_of_the_unit_tokens_with_nothing_in_the_balance() -> None:
@@ -35,7 +35,7 @@ def test_it_forgets() -> None:
     assert float(before[0, 0]) < -0.6 and float(after[0, 0]) > 0.45
 
 
-def test_without_a_middle_cosines_are_the_papers() -> None:
+def test_without_a_token_mean_cosines_are_the_papers() -> None:
     tokens, stored, weights = normal(1, 3, 6), normal(2, 4, 2, 3, 6), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     plain = (F.cosine_similarity(tokens, stored, dim=-1) * weights).sum(dim=-1)
     torch.testing.assert_close(affinities(tokens, stored, weights), plain)
@@ -47,16 +47,16 @@ def test_what_all_have_in_common_does_not_count() -> None:
     L, D = 2, 64
     common, weights = 10 * normal(3, L, D), torch.full((L,), 1 / L, dtype=torch.float64)
     tokens = common + normal(4, 400, L, D)
-    middle, stored = followed(tokens)[-1], tokens[:20].view(20, 1, L, D)
-    own = affinities(tokens[0], stored, weights, middle)[:, 0]
+    mean, stored = followed(tokens)[-1], tokens[:20].view(20, 1, L, D)
+    own = affinities(tokens[0], stored, weights, mean)[:, 0]
     raw = affinities(tokens[0], stored, weights)[:, 0]
     torch.testing.assert_close(own[0], torch.ones((), dtype=torch.float64))
     assert float(raw[1:].min()) > 0.95 and float(own[1:].max()) < 0.8
 
 
 def test_a_stream_of_one_image_is_like_itself() -> None:
-    """However often it comes, and in float32: the middle never becomes the image."""
+    """However often it comes, and in float32: the mean never becomes the image."""
     tokens, weights = normal(5, 2, 8).float(), torch.tensor([0.5, 0.5])
-    middle = followed(tokens.repeat(2000, 1, 1))[-1]
-    found = affinities(tokens, torch.stack([tokens, -tokens])[None], weights, middle)
+    mean = followed(tokens.repeat(2000, 1, 1))[-1]
+    found = affinities(tokens, torch.stack([tokens, -tokens])[None], weights, mean)
     torch.testing.assert_close(found, torch.tensor([[1.0, -1.0]]), rtol=0, atol=1e-4)
