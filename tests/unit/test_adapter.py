@@ -109,7 +109,7 @@ def test_a_state_of_another_model_class_list_or_setting_is_refused_with_the_reas
         "same names in another order": adapt(vlm, CLASSES[::-1], **SMALL),  # type: ignore[arg-type]
         "other prompt templates": make(vlm, templates=["a {}"]),
         "M=3.*M=2": make(vlm, M=2),
-        "rows=.*": make(vlm, preset="paper"),
+        "proportional=True.*False": make(vlm, preset="paper"),
         "R=0.9.*R=0.7": make(vlm, R=0.7),
         "method='tca'": make(vlm, method="zeroshot"),
     }
