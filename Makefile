@@ -13,10 +13,11 @@ demo: $(VENV)/.base ## a minute's tour on the embedded default
 test: $(VENV)/.dev ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: $(VENV)/.dev ## style and types
+lint: $(VENV)/.dev ## style, types, and which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python -m lessmore bench ViT-B-16

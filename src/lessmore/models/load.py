@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lessmore.assets import MODELS
 from lessmore.errors import ConfigError, ModelError, unknown
+from lessmore.models.embedded import load_embedded
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.towers import Towers, import_model, is_a
 from lessmore.models.towers.weights import unsupported_model
@@ -66,8 +67,6 @@ def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
 
 def _from_name(name: str, tokenizer: Any, preprocess: Any) -> VLM:
     if name in MODELS:
-        from lessmore.assets.models import load_embedded  # here, because it needs a VLM itself
-
         return load_embedded(name)
     if name.startswith("open_clip:"):
         return _from_open_clip(name.removeprefix("open_clip:"), tokenizer, preprocess)
