@@ -21,6 +21,7 @@ pytest.importorskip("scipy")
 
 from lessmore.cli import main
 from lessmore.lab.store import read_rows
+from lessmore.paper.estimate import Throughput
 from lessmore.paper.stored import read_table
 from lessmore.paper.tables import TABLES
 from lessmore.paper.write import FORMATS, to_json
@@ -258,6 +259,19 @@ def test_dry_run_of_a_table_needs_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert main(["reproduce", "siglip", "--dry-run", "--seeds", "0"]) == 0
     said = capsys.readouterr().out
     assert "83,696 images" in said and "17.71 GMACs" in said and "0 of them have their data" in said
+
+
+def test_dry_run_of_everything_counts_every_method_on_shapes_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompt learners need a text tower to be counted; a shape has one without weights."""
+    monkeypatch.setattr("lessmore.paper.dryrun.measure_rates", lambda tower, threads: Throughput(1e-3, 1e-3, 10.0))
+    assert main(["reproduce", "all", "--dry-run", "--seeds", "0"]) == 0
+    said = capsys.readouterr().out
+    for name, table in TABLES.items():
+        assert f"{name}: {table.title}, with " in said
+    counted = {name: float(gmacs) for name, gmacs in re.findall(r"^  (\S+) .* (\d+\.\d+)\S* GMACs", said, re.MULTILINE)}
+    assert counted["TPT"] > 64 * counted["zero-shot"] > 64 * 16
 
 
 def test_figures_are_drawn_of_the_same_wishes(data: Path, tmp_path: Path) -> None:

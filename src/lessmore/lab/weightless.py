@@ -57,17 +57,15 @@ def _row(line: str, shape: TextShape) -> Tensor:
     return torch.tensor(ids + [0] * (shape.context - len(ids)))
 
 
-def blank_method(
-    name: str, vlm: BlankVLM, preset: Preset, classes: Sequence[str], options: Mapping[str, Any]
-) -> Method:
-    """The named method on a blank model, fit for `macs` and `facts`. Files that it reads are made up, not asked for."""
-    text = torch.empty(len(classes), vlm.vision.shape.embed, device="meta")
+def blank_method(name: str, vlm: VLM, preset: Preset, classes: Sequence[str], options: Mapping[str, Any]) -> Method:
+    """The named method on a model, blank or not, fit for `macs` and `facts`. Files that it reads are made up."""
+    text = torch.zeros(len(classes), vlm.vision.shape.embed).to(vlm.vision.positions)
     with tempfile.TemporaryDirectory() as folder:
         own = {**options, **_made_up(name, vlm, Path(folder))}
         return make(name, Setup(vlm.vision, text, vlm.logit_scale, preset, vlm, tuple(classes), options=own))
 
 
-def _made_up(name: str, vlm: BlankVLM, folder: Path) -> dict[str, str]:
+def _made_up(name: str, vlm: VLM, folder: Path) -> dict[str, str]:
     """Options that name a file or folder: a context that has learnt nothing, a folder without images."""
     kind = find_method(name).options
     names = {f.name for f in fields(kind)} if kind else set()

@@ -11,6 +11,7 @@ import torch
 from lessmore.core.vit import ViT
 from lessmore.lab.job import open_model
 from lessmore.lab.spec import RunSpec
+from lessmore.lab.weightless import blank_model
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
 from lessmore.paper.estimate import Cost, Throughput, estimate, measure_rates
@@ -54,7 +55,7 @@ def _of_model(
     threads = max(1, torch.get_num_threads() // jobs)
     pace, runs = measure_rates(tower, threads), distinct(plans)
     done = finished(runs_at).keys() & runs.keys()
-    costs, new = estimate(runs, tower, vlm, datasets), set(runs) - done
+    costs, new = estimate(runs, vlm, datasets), set(runs) - done
     model = Path(request.model).name
     for one in plans:
         yield f"{one.table.name}: {one.table.title}, with {model}"
@@ -76,9 +77,10 @@ def _of_row(of: TablePlan, row: int) -> list[tuple[RunSpec, ...]]:
     return [specs for (i, _), specs in of.cells.items() if i == row]
 
 
-def _open(request: ReproductionRequest) -> tuple[ViT, VLM | None]:
+def _open(request: ReproductionRequest) -> tuple[ViT, VLM]:
+    """A tower to measure the time of, and a model to count on; a shape alone has no text tower that could run."""
     if request.model in SHAPES:
-        return ViT(SHAPES[request.model][0]).eval().requires_grad_(False), None
+        return ViT(SHAPES[request.model][0]).eval().requires_grad_(False), blank_model(request.model)
     common = {name: request.common[name] for name in ("device", "precision") if name in request.common}
     vlm = open_model(RunSpec(request.model, "", **common))
     return vlm.vision, vlm

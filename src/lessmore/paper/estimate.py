@@ -21,6 +21,7 @@ from lessmore.data.stream import make_stream
 from lessmore.lab.cache import effective
 from lessmore.lab.latency import timed
 from lessmore.lab.spec import RunSpec
+from lessmore.lab.weightless import blank_method
 from lessmore.methods import FromEncoded, Setup, make
 from lessmore.models.vlm import VLM
 from lessmore.paper.plan import DatasetCache
@@ -55,24 +56,22 @@ class Cost:
         return self.new_gmacs * pace.seconds_per_gmac + self.images * pace.answer
 
 
-def estimate(
-    runs: Mapping[Hashable, RunSpec], tower: ViT, vlm: VLM | None, datasets: DatasetCache
-) -> dict[Hashable, Cost]:
-    """Costs of the runs, in their order."""
+def estimate(runs: Mapping[Hashable, RunSpec], vlm: VLM, datasets: DatasetCache) -> dict[Hashable, Cost]:
+    """Costs of the runs, in their order; a model without weights is enough."""
     encoded: set[Hashable] = set()
-    return {key: _cost(spec, tower, vlm, datasets(spec.dataset), encoded) for key, spec in runs.items()}
+    return {key: _cost(spec, vlm, datasets(spec.dataset), encoded) for key, spec in runs.items()}
 
 
-def _cost(spec: RunSpec, tower: ViT, vlm: VLM | None, data: Dataset | str, encoded: set[Hashable]) -> Cost:
+def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable]) -> Cost:
     images, classes = _size(spec, data)
-    text = torch.zeros(len(classes), tower.shape.embed).to(tower.positions)
-    setup = Setup(tower, text, 1.0, spec.settings(), vlm, classes, options=spec.own_options())
-    method = make(spec.method, setup)
+    tower, settings = vlm.vision, spec.settings(vlm.vision.shape)
+    setup = Setup(tower, torch.zeros(len(classes), tower.shape.embed), 1.0, settings)
+    method = blank_method(spec.method, vlm, settings, classes, spec.own_options())
     total, encoding = method.macs() / 1e9, setup.image_macs() / 1e9
     wants = method.wants if isinstance(method, FromEncoded) else None
     condensation = effective(setup.preset.condensation)
     seen = (spec.dataset, spec.corruption or CLEAN, spec.order if ":" in spec.order else "", spec.precision)
-    plain = Setup(tower, text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
+    plain = Setup(tower, setup.text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
     new = total if wants is None or (seen, condensation) not in encoded else total - encoding
     new += plain if (seen, PLAIN) not in encoded and (wants is None or condensation != PLAIN) else 0.0
     encoded |= {(seen, PLAIN), (seen, condensation)} if wants else {(seen, PLAIN)}
