@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton is not installed")
 
 from lessmore.config import Condensation, preset
-from lessmore.core import debias
+from lessmore.core import debias, reservoir, stream
+from lessmore.core.class_texts import ClassTexts
 from lessmore.core.condense.coreset import condense as plain_condense
 from lessmore.core.condense.schedule import stage
 from lessmore.core.correction import affinities as plain_affinities
 from lessmore.core.correction import layer_weights
 from lessmore.core.encoder import Encoded, encode
-from lessmore.core.reservoir import empty, ready_anchors
+from lessmore.core.reservoir import ready_anchors
 from lessmore.core.scoring import (
     Anchors,
     Candidates,
@@ -29,9 +31,10 @@ from lessmore.core.scoring import (
     rank_sum,
     token_order,
 )
+from lessmore.core.stream import StreamState
 from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 from lessmore.engines import graph
-from lessmore.engines.chunk_debias import Centred, follow_all, observe_all
+from lessmore.engines.chunk_debias import ChunkDebiased, follow_all, observe_all
 from lessmore.engines.chunk_replay import admit_on_host, chunk_inputs, store_
 from lessmore.engines.fused_encoder import Batched
 from lessmore.engines.graph import Fused
@@ -45,6 +48,7 @@ from lessmore.engines.kernels.linear import linear, pack_weights, parts
 from lessmore.engines.kernels.nearest_anchor import fused_look_up
 from lessmore.engines.kernels.reservoir import Search, fused_affinities, fused_nearest, own_sums
 from lessmore.engines.kernels.token_mean import follow
+from lessmore.engines.packed_mean import PackedMean
 from lessmore.methods import Setup, make
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -206,7 +210,7 @@ def test_small_kernels(random: torch.Generator) -> None:
 def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator) -> None:
     """With few entries, and with more than a thousand, for which programs are smaller."""
     C, L, D = 10, 3, 32
-    state = empty(C, M, L, D, 16, torch.float32, DEVICE)
+    state = reservoir.empty(C, M, L, D, torch.float32, DEVICE)
     state.means.copy_(normal(random, C, L, D))
     state.anchors.copy_(normal(random, C, M, L, D))
     space, label = Search.of(1, C, torch.device(DEVICE)), torch.zeros(1, dtype=torch.int32, device=DEVICE)
@@ -228,33 +232,33 @@ def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator)
     stored[1, 3, 1] = 0  # no entry
     found = fused_affinities(several, weights, stored, torch.full((2, C, M), torch.nan, device=DEVICE))
     close(found, torch.stack([plain_affinities(*pair, weights) for pair in zip(several, stored, strict=True)]))
-    middle = 0.1 * normal(random, 2, L, D)
+    mean = 0.1 * normal(random, 2, L, D)
     out = torch.full((2, C, M), torch.nan, device=DEVICE)
-    found = fused_affinities(several, weights, stored, out, middle, own_sums(several, middle))
-    for ours, tokens, entries, own in zip(found, several, stored, middle, strict=True):
+    found = fused_affinities(several, weights, stored, out, mean, own_sums(several, mean))
+    for ours, tokens, entries, own in zip(found, several, stored, mean, strict=True):
         close(ours, plain_affinities(tokens, entries, weights, own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_middle(dtype: torch.dtype, random: torch.Generator) -> None:
+def test_a_token_mean(dtype: torch.dtype, random: torch.Generator) -> None:
     """Of many images, two of them bad and the last not real; of one, in place."""
     P, L, D = 9, 3, 20
-    state = empty(2, 1, L, D, 5, dtype, DEVICE)
+    state = stream.empty(2, 1, L, D, 5, dtype, DEVICE)
     tokens, feature = normal(random, P, L, 2 * D).to(dtype)[..., :D], normal(random, P, 5).to(dtype)
     tokens[2], feature[2], feature[5, 1] = torch.nan, torch.nan, torch.inf
-    state.step.fill_(290)
-    state.middle.copy_(0.1 * normal(random, L, D))
+    state.reservoir.step.fill_(290)
+    state.token_mean.copy_(0.1 * normal(random, L, D))
     images = torch.tensor(P - 1, device=DEVICE)
     expected = follow_all(state, Encoded(feature, tokens, []), images)
     sums = expected.new_empty(P, 3, L)
-    found = follow(tokens, feature, images, state.step, state.middle, torch.empty_like(expected), sums)
+    found = follow(tokens, feature, images, state.reservoir.step, state.token_mean, torch.empty_like(expected), sums)
     close(found, expected)
     good = feature.isfinite().all(dim=1)
     close(sums[good], own_sums(tokens, expected)[good])
     for i in (2, 5, P - 1):
         assert torch.equal(found[i], found[i - 1])
-    follow(tokens[:1], feature[:1], images, state.step, state.middle, state.middle, sums)
-    close(state.middle, expected[0])
+    follow(tokens[:1], feature[:1], images, state.reservoir.step, state.token_mean, state.token_mean, sums)
+    close(state.token_mean, expected[0])
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -279,11 +283,11 @@ def test_looking_up(own: bool, random: torch.Generator) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("labelfree", {}),
+        ("default", {}),
         ("paper", {"strategy": "similarity"}),
-        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "centre": "bold"}),
-        ("labelfree", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
-        ("labelfree", {"merge_prune": (1, 0), "proportional": True}),
+        ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "debias": "bold"}),
+        ("default", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
+        ("default", {"merge_prune": (1, 0), "proportional": True}),
         ("paper", {"merge": "inverse_distance", "pruned": "fuse", "proportional": True, "R": 0.7}),
     ],
 )
@@ -293,12 +297,13 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     text = F.normalize(normal(random, 3, 16), dim=-1)
     setup = Setup(tower(random), text, 20.0, preset(name, layers=(1, 2), **options))
     plain, ours = make("tca", setup), make("tca", setup)
-    # Both have seen something already: a stream begins without a centre.
-    past = 20 * F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1) @ text.T
-    start, forty = empty(3, 1, 1, 1, 1, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
-    _, rows, course, _ = observe_all(start, past, forty, setup.lean, preset("bold").adaptation)
+    # Both have seen something already: a stream begins without a mean.
+    past = F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1)
+    start, forty = stream.empty(3, 1, 1, 1, 16, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
+    bold = replace(setup, preset=preset("bold"))
+    mean = observe_all(start, past, setup.class_texts.logits(past), forty, bold).stream_mean
     for method in (plain, ours):
-        method.restore({**method.state(), "centre": rows, "course": course})
+        method.restore({**method.state(), **mean._asdict()})
     fused = Fused(ours)  # type: ignore[arg-type]
     for i in range(6):
         pixels = normal(random, 1, 3, 20, 20)
@@ -318,12 +323,12 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
         assert bool(found.stored) == bool(expected.stored)
     for key, value in plain.state().items():
         close(ours.state()[key], value, 1e-4)
-    assert plain.state()["course"][5] > 0.1
-    assert setup.preset.adaptation.centre != "off" or torch.equal(ours.state()["centre"], rows)
+    assert plain.state()["strength"] > 0.1
+    assert setup.preset.adaptation.debias != "off" or torch.equal(ours.state()["feature_sum"], mean.feature_sum)
 
 
 @pytest.mark.parametrize("proportional", [False, True])
-@pytest.mark.parametrize("name", ["labelfree", "paper", "released"])
+@pytest.mark.parametrize("name", ["default", "paper", "released"])
 @torch.no_grad()
 def test_a_batch(name: str, proportional: bool, random: torch.Generator) -> None:
     """The fused tower for batches and the plain encoder, with anchors and without."""
@@ -343,10 +348,10 @@ def test_a_batch(name: str, proportional: bool, random: torch.Generator) -> None
 
 @pytest.mark.parametrize("M", [1, 3])
 @pytest.mark.parametrize("strategy", ["fifo", "uncertainty", "similarity", "diversity"])
-def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
+def test_admission(strategy: str, M: int, random: torch.Generator) -> None:
     C, P, L, D, E = 5, 40, 2, 8, 6
-    config = preset("labelfree", strategy=strategy, M=M).adaptation
-    state = empty(C, M, L, D, E, torch.float32, DEVICE)
+    config = preset("default", strategy=strategy, M=M).adaptation
+    state = reservoir.empty(C, M, L, D, torch.float32, DEVICE)
     for images in (P, P - 3, P):
         tokens, features = normal(random, P, L, D), F.normalize(normal(random, P, E), dim=-1)
         tokens[5] = torch.nan
@@ -364,66 +369,84 @@ def test_a_walk(strategy: str, M: int, random: torch.Generator) -> None:
         store_(state, expected, encoded, keys, count)
 
 
+def debiasing(name: str, texts: ClassTexts) -> Setup:
+    """As much of a setup as debiasing looks at."""
+    return SimpleNamespace(preset=preset(name), class_texts=texts)  # type: ignore[return-value]
+
+
+def buffers(state: StreamState, P: int, C: int) -> tuple[PackedMean, torch.Tensor, torch.Tensor]:
+    """Where a kernel leaves the stream mean, the answers and the trust; filled with what must not stay."""
+    like = state.stream_mean.images
+    packed, rows = PackedMean.of(state.stream_mean), like.new_full((2, P, C), 7)
+    return PackedMean(*(torch.full_like(t, 7) for t in packed)), rows[0], rows[1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("C", "P"), [(1, 4), (2, 1), (5, 24), (40, 24)])
-@pytest.mark.parametrize("name", ["labelfree", "bold"])
-def test_a_centre(name: str, C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
+@pytest.mark.parametrize("name", ["default", "bold"])
+def test_debiasing(name: str, C: int, P: int, dtype: torch.dtype, random: torch.Generator) -> None:
     """Chunk after chunk, one of them filled up, some with an image that is not finite; the last in place."""
-    state, config = empty(C, 1, 1, 4, 8, dtype, DEVICE), preset(name).adaptation
-    doubt = debias.DOUBT[config.centre]
-    text = F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
-    shift, lean, tolerance = normal(random, 8).to(dtype), debias.lean(text), 1e-10 if dtype == torch.float64 else 1e-4
+    state = stream.empty(C, 1, 1, 4, 8, dtype, DEVICE)
+    texts = ClassTexts.of(F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1), 30.0)
+    setup, weight = debiasing(name, texts), debias.PRIOR_WEIGHT[preset(name).adaptation.debias]
+    shift, tolerance = normal(random, 8).to(dtype), 1e-10 if dtype == torch.float64 else 1e-4
     for images, bad in ((P, 0.0), (max(P - 3, 1), 0.0), (P, torch.nan), (P, torch.inf), (P, 0.0)):
-        logits = 30 * F.normalize(normal(random, P, 8).to(dtype) + shift, dim=-1) @ text.T
+        feature = F.normalize(normal(random, P, 8).to(dtype) + shift, dim=-1)
+        logits = texts.logits(feature)
         logits[P // 2, 0] += bad
-        count = torch.tensor(images, device=DEVICE)
-        expected = observe_all(state, logits, count, lean, config)
-        assert expected.trust is not None
-        places = [torch.full_like(t, 7) for t in (*expected[:3], expected.trust)]
-        found = Centred(*places)
-        scan(logits, lean, count, (state.centre, state.course), *places, doubt)
-        for ours, theirs in zip(found, expected, strict=True):
+        count, before = torch.tensor(images, device=DEVICE), PackedMean.of(state.stream_mean)
+        expected = observe_all(state, feature, logits, count, setup)
+        after, answers, trust = buffers(state, P, C)
+        scan(logits, feature, count, texts, before, after, answers, trust, weight)
+        found = (answers, trust, *after.view())
+        for ours, theirs in zip(found, (expected.logits, expected.trust, *expected.stream_mean), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
-        assert torch.equal(found.logits[images:], logits[images:])
-        before, state = state, state._replace(centre=expected.centre, course=expected.course)
-    place = before.centre, before.course
-    scan(logits, lean, count, place, found.logits, *place, torch.empty_like(logits), doubt)
-    assert torch.equal(before.centre, found.centre) and torch.equal(before.course, found.course)
-    assert P < 24 or state.course[5] > 0.1  # something was taken off
+        assert torch.equal(answers[images:], logits[images:])
+        state = state._replace(stream_mean=expected.stream_mean)
+    scan(logits, feature, count, texts, before, before, answers, torch.empty_like(logits), weight)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
+    assert P < 24 or state.stream_mean.strength > 0.1  # something was removed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_centre_that_starts_again(dtype: torch.dtype, random: torch.Generator) -> None:
+def test_debiasing_that_restarts(dtype: torch.dtype, random: torch.Generator) -> None:
     """Past the limit of what is remembered, with a frequent class, a change of domain, and gaps; in place."""
-    C, P, config = 12, 30, preset("labelfree").adaptation
-    state, text = empty(C, 1, 1, 4, 8, dtype, DEVICE), F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
-    offsets, lean = 2.5 * normal(random, 2, C), debias.lean(text)
-    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
-    ours, full = (state.centre.clone(), state.course.clone()), False
+    C, P = 12, 30
+    state, text = stream.empty(C, 1, 1, 4, C, dtype, DEVICE), F.normalize(normal(random, C, 8).to(dtype) + 1, dim=-1)
+    # The logits are the features themselves, so that a test can choose them.
+    texts = ClassTexts.of(text, 1.0)._replace(text=torch.eye(C, dtype=dtype, device=DEVICE))
+    setup, weight = debiasing("default", texts), debias.PRIOR_WEIGHT["careful"]
+    offsets, tolerance = 2.5 * normal(random, 2, C), 1e-9 if dtype == torch.float64 else 1e-3
+    ours, full = PackedMean.of(state.stream_mean), False
     for k in range(9):
         labels = torch.where(torch.rand(P, generator=random) < 0.3, 3, torch.randint(0, C, (P,), generator=random))
         logits = 6 * F.one_hot(labels, C).to(DEVICE) + 1.5 * normal(random, P, C) + offsets[k // 7]
         logits[4, k] = torch.nan
         logits, count = logits.to(dtype), torch.tensor(P - k % 3, device=DEVICE)
-        expected = observe_all(state, logits, count, lean, config)
+        expected = observe_all(state, logits, logits, count, setup)
         answers, trust = torch.empty_like(logits), torch.empty_like(logits)
-        scan(logits, lean, count, ours, answers, *ours, trust, debias.DOUBT[config.centre])
-        for found, wanted in zip((answers, *ours, trust), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        scan(logits, logits, count, texts, ours, ours, answers, trust, weight)
+        wanted = (expected.logits, expected.trust, *expected.stream_mean)
+        for found, theirs in zip((answers, trust, *ours.view()), wanted, strict=True):
+            torch.testing.assert_close(found, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert torch.equal(answers[int(count) :], logits[int(count) :])
-        assert k >= 7 or int(ours[1][6]) == 0
-        state = state._replace(centre=expected.centre, course=expected.course)
-        full |= float(ours[1][2]) > 0.999 * debias.MEMORY
-        lifted = float(ours[0][2].max() / ours[0][2].sum()) > debias.OFTEN / C
-    assert full and lifted and int(ours[1][6]) >= 1
+        mean = ours.view()
+        assert k >= 7 or int(mean.domain_changes) == 0
+        state = state._replace(stream_mean=expected.stream_mean)
+        full |= float(mean.effective_samples) > 0.999 * debias.MEMORY
+        lifted = float(mean.standout_counts.max() / mean.standout_counts.sum()) > debias.OFTEN / C
+    assert full and lifted and int(mean.domain_changes) >= 1
 
 
-def test_a_centre_is_captured_as_it_is_where_there_is_no_kernel() -> None:
+def test_debiasing_is_captured_as_it_is_where_there_is_no_kernel() -> None:
     """Tensors without values cannot be read on the host."""
-    state = empty(5, 1, 1, 4, 8, torch.float32, "meta")
-    count, config = torch.ones((), device="meta"), preset("labelfree").adaptation
-    found = observe_all(state, torch.zeros(3, 5, device="meta"), count, torch.zeros(5, device="meta"), config)
-    assert [t.shape for t in found if t is not None] == [(3, 5), (5, 5), (12,), (3, 5)]
+    state = stream.empty(5, 1, 1, 4, 8, torch.float32, "meta")
+    count, texts = torch.ones((), device="meta"), ClassTexts.of(torch.zeros(5, 8, device="meta"), 1.0)
+    feature, logits = torch.zeros(3, 8, device="meta"), torch.zeros(3, 5, device="meta")
+    found = observe_all(state, feature, logits, count, debiasing("default", texts))
+    assert isinstance(found, ChunkDebiased) and found.trust is not None
+    assert [t.shape for t in (found.logits, found.trust)] == [(3, 5), (3, 5)]
+    assert [t.shape for t in found.stream_mean] == [t.shape for t in state.stream_mean]
 
 
 def test_more_classes_than_a_program_holds_are_left_to_plain_functions(
@@ -431,6 +454,6 @@ def test_more_classes_than_a_program_holds_are_left_to_plain_functions(
 ) -> None:
     monkeypatch.setattr(graph, "LARGEST", 3)
     vit, text = tower(random), F.normalize(normal(random, 4, 16), dim=-1)
-    for name, method, fused in (("labelfree", "tca", False), ("fixed", "tca", True), ("labelfree", "zeroshot", True)):
+    for name, method, fused in (("default", "tca", False), ("fixed", "tca", True), ("default", "zeroshot", True)):
         made = make(method, Setup(vit, text, 20.0, preset(name, layers=(1, 2))))
         assert (graph._fused(made) is not None) == fused  # type: ignore[arg-type]
