@@ -20,6 +20,7 @@ from lessmore.engines import cores, cpu
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
 from lessmore.methods import Facts, Setup, make, register_method
+from lessmore.methods.registry import METHODS
 from lessmore.methods.tca import TCA
 from lessmore.methods.zeroshot import ZeroShot
 from lessmore.models.to_pixels import to_pixels
@@ -160,7 +161,7 @@ def test_methods_that_need_gradients_get_the_plain_tower(monkeypatch: pytest.Mon
     class Trains(ZeroShot):
         facts = Facts(training_free=False, kind="episodic", needs_gradients=True)
 
-    monkeypatch.setattr("lessmore.methods.registry._METHODS", {})
+    monkeypatch.setattr(METHODS, "_own", {})
     register_method("trains")(Trains)
     vit = make_vit(dtype=torch.float32)
     built = cpu.build_cpu("trains", Setup(vit, make_text(4, dtype=torch.float32), 6.0, preset("default", R=1.0)))

@@ -109,7 +109,8 @@ class Mirrored(ZeroShot):
 def test_methods_that_look_at_views_get_them(
     do: Any, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._METHODS, "mirrored", registry.Registered(Mirrored))
+    monkeypatch.setattr(registry.METHODS, "_own", dict(registry.METHODS._own))
+    registry.register_method("mirrored")(Mirrored)
     do(replace(spec, method="mirrored", reducer="none", seed=3))
     job = prepare_job(replace(spec, method="mirrored", reducer="none", seed=3))
     adapter = lessmore.adapt(job.vlm, job.classes, method="mirrored", reducer="none", templates=job.templates, seed=3)

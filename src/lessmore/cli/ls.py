@@ -10,11 +10,11 @@ from jsonargparse import ArgumentParser, Namespace
 from lessmore.assets import MODELS, model_folder
 from lessmore.cli.common import OK, new_parser
 from lessmore.config import PRESETS, Preset
-from lessmore.core.condense import registry as reducers
+from lessmore.core.condense.registry import REDUCERS
 from lessmore.data.registry import list_groups
 from lessmore.data.spec import specs
 from lessmore.errors import ModelError
-from lessmore.methods import registry as methods
+from lessmore.methods.registry import METHODS
 from lessmore.models.shapes import SHAPES
 
 EXAMPLES = """examples:
@@ -80,11 +80,12 @@ def _embedded(name: str) -> str:
 
 def _methods() -> dict[str, str]:
     """A method has a file of its own, whose first line says what it is."""
-    return {name: _first_line(inspect.getmodule(maker)) for name, maker in sorted(methods.known_methods().items())}
+    own = METHODS.own()
+    return {name: _first_line(inspect.getmodule(own[name].maker) if name in own else None) for name in METHODS.names()}
 
 
 def _reducers() -> dict[str, str]:
-    return {name: _first_line(maker) for name, maker in sorted(reducers.known_reducers().items())}
+    return {name: _first_line(REDUCERS.own().get(name)) for name in REDUCERS.names()}
 
 
 def _first_line(thing: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 from PIL import Image
@@ -20,6 +19,7 @@ from lessmore.core.encoder import Encoded
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError, unknown
 from lessmore.models.vlm import VLM
+from lessmore.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -171,39 +171,41 @@ class Registered(NamedTuple):
     options: type | None = None
 
 
-_METHODS: dict[str, Registered] = {}
+METHODS: Registry[Registered] = Registry("method", "lessmore.methods", adopt=Registered)
+"""Every method by name."""
+
+find_method = METHODS.find
+"""The named method; that of an installed package is imported only now."""
 
 
 def register_method(name: str, options: type | None = None) -> Callable[[MethodMaker], MethodMaker]:
-    """Decorator: make a method known under a name. options: the frozen dataclass of its own settings, all of them with
-    defaults and validated in `__post_init__`; an instance of it is the maker's second argument."""
+    """Decorator: make a method known.
+
+    Args:
+        name: The name users write as `method=`.
+        options: The frozen dataclass of the method's own settings, all of them with defaults and validated in
+            `__post_init__`; an instance of it is the maker's second argument.
+
+    Raises:
+        ConfigError: The name belongs to another method.
+    """
 
     def add(maker: MethodMaker) -> MethodMaker:
-        _METHODS[name] = Registered(maker, options)
+        METHODS.add(name, Registered(maker, options), source=maker)
         return maker
 
     return add
 
 
-def known_methods() -> dict[str, MethodMaker | None]:
-    """Built-in methods and those of installed packages (entry point group `lessmore.methods`), not yet imported."""
-    elsewhere = dict.fromkeys(e.name for e in entry_points(group="lessmore.methods"))
-    return {**elsewhere, **{name: found.maker for name, found in _METHODS.items()}}
-
-
 def list_methods() -> list[str]:
-    """Names accepted by `method=`."""
-    return sorted(known_methods())
+    """Names accepted by `method=`, those of installed packages among them.
 
-
-def find_method(name: str) -> Registered:
-    """The named method; a package's is imported only now, and may register options with itself."""
-    if name not in _METHODS:  # asked first, for looking through installed packages takes milliseconds
-        if name not in known_methods():
-            raise ConfigError(unknown("method", name, known_methods()))
-        (entry,) = entry_points(group="lessmore.methods", name=name)
-        _METHODS.setdefault(name, Registered(entry.load()))
-    return _METHODS[name]
+    Example:
+        >>> import lessmore
+        >>> "tca" in lessmore.list_methods()
+        True
+    """
+    return METHODS.names()
 
 
 def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

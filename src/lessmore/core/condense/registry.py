@@ -6,30 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lessmore.config import Condensation
-from lessmore.errors import ConfigError, unknown
+from lessmore.errors import ConfigError
+from lessmore.registry import Registry
 
 ReducerMaker = Callable[[Condensation], Condensation]
-_REDUCERS: dict[str, ReducerMaker] = {}
+REDUCERS: Registry[ReducerMaker] = Registry("reducer", "lessmore.reducers")
+"""Every reducer by name."""
 
-
-def register_reducer(name: str) -> Callable[[ReducerMaker], ReducerMaker]:
-    """Decorator: make a reducer known. It gets a preset's condensation and returns its own, at that R and layers."""
-
-    def add(maker: ReducerMaker) -> ReducerMaker:
-        _REDUCERS[name] = maker
-        return maker
-
-    return add
-
-
-def known_reducers() -> dict[str, ReducerMaker]:
-    """All reducers by name."""
-    return dict(_REDUCERS)
+register_reducer = REDUCERS.register
+"""Decorator: make a reducer known. It gets a preset's condensation and returns its own, at that R and layers."""
 
 
 def list_reducers() -> list[str]:
-    """Names accepted by `reducer=`."""
-    return sorted(_REDUCERS)
+    """Names accepted by `reducer=`, besides `auto`.
+
+    Example:
+        >>> import lessmore
+        >>> "tome" in lessmore.list_reducers()
+        True
+    """
+    return REDUCERS.names()
 
 
 def reducer_for(name: str, method: str) -> str:
@@ -43,9 +39,7 @@ def resolve_reducer(name: str, base: Condensation) -> Condensation:
     Raises:
         ConfigError: The name is unknown, or the reducer has no use for a setting of `base`.
     """
-    if name not in _REDUCERS:
-        raise ConfigError(unknown("reducer", name, _REDUCERS))
-    made = _REDUCERS[name](base)
+    made = REDUCERS.find(name)(base)
     if made.active and base.r != made.r:
         raise ConfigError(f"reducer {name!r} has no use for r={base.r}; r goes with reducer 'tome'")
     return made

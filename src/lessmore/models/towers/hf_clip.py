@@ -88,7 +88,7 @@ def clip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
     return Towers(build_vision(vision, seen), build_text(text, read), scale, 0.0, "clip")
 
 
-@register_family(lambda model: is_a(model, "transformers", "CLIPModel"))
+@register_family("transformers-clip", lambda model: is_a(model, "transformers", "CLIPModel"))
 def import_clip(model: nn.Module) -> Towers:
     """Our towers around a transformers CLIPModel."""
     return clip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

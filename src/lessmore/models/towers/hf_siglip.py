@@ -91,7 +91,7 @@ def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers
     return Towers(build_vision(vision, seen), build_text(text, read), scale, bias, "siglip")
 
 
-@register_family(lambda model: is_a(model, "transformers", "SiglipModel"))
+@register_family("transformers-siglip", lambda model: is_a(model, "transformers", "SiglipModel"))
 def import_siglip(model: nn.Module) -> Towers:
     """Our towers around a transformers SiglipModel."""
     return siglip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

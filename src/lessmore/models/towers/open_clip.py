@@ -142,7 +142,7 @@ def _text_of(model: Any, weights: Weights) -> TextTower:
     return _text(host, weights, "text.", host.pool_type, getattr(host, "eos_id", -1))
 
 
-@register_family(lambda model: is_a(model, "open_clip", "CLIP", "CustomTextCLIP"))
+@register_family("open-clip", lambda model: is_a(model, "open_clip", "CLIP", "CustomTextCLIP"))
 def import_open_clip(model: nn.Module) -> Towers:
     """Our towers around an open_clip model; the family is SigLIP where logits have a bias and text sees both ways."""
     weights = Weights(model.state_dict())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import nn
 
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
 from lessmore.models.towers.weights import unsupported_model
+from lessmore.registry import Registry
 
 Family = Literal["clip", "siglip"]
 
@@ -28,14 +29,33 @@ class Towers:
 
 
 Importer = Callable[[nn.Module], Towers]
-_IMPORTERS: list[tuple[Callable[[nn.Module], bool], Importer]] = []
 
 
-def register_family(detect: Callable[[nn.Module], bool]) -> Callable[[Importer], Importer]:
-    """Decorator: the function imports every model for which `detect` is true; the latest registered is asked first."""
+class ModelFamily(NamedTuple):
+    """One kind of host model."""
+
+    detect: Callable[[nn.Module], bool]
+    """Whether a model is of this kind; it must judge without importing the host's library."""
+    importer: Importer
+
+
+FAMILIES: Registry[ModelFamily] = Registry("model family", "lessmore.families")
+"""Every model family by name. An entry point leads to an importer that `register_family` decorates."""
+
+
+def register_family(name: str, detect: Callable[[nn.Module], bool]) -> Callable[[Importer], Importer]:
+    """Decorator: the function imports every model for which `detect` is true.
+
+    Args:
+        name: The name of the family.
+        detect: Whether a model is of this kind. Families registered later are asked first.
+
+    Raises:
+        ConfigError: The name belongs to another family.
+    """
 
     def add(importer: Importer) -> Importer:
-        _IMPORTERS.insert(0, (detect, importer))
+        FAMILIES.add(name, ModelFamily(detect, importer), source=importer)
         return importer
 
     return add
@@ -47,8 +67,17 @@ def is_a(model: object, package: str, *names: str) -> bool:
 
 
 def import_model(model: nn.Module) -> Towers:
-    """Our towers around the host's weights; the host stays as it is."""
-    for detect, importer in _IMPORTERS:
-        if detect(model):
-            return importer(model)
+    """Our towers around the host's weights; the host stays as it is.
+
+    Raises:
+        ModelError: No family knows the model.
+    """
+    own = FAMILIES.own()
+    for family in reversed(own.values()):
+        if family.detect(model):
+            return family.importer(model)
+    # Packages are imported only for a model that nobody else knows.
+    for family in (FAMILIES.find(name) for name in FAMILIES.names() if name not in own):
+        if family.detect(model):
+            return family.importer(model)
     raise unsupported_model(f"a {type(model).__module__}.{type(model).__qualname__}")
