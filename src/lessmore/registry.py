@@ -29,11 +29,11 @@ class Registry(Generic[T]):
     Args:
         kind: What one of them is called in messages, such as `method`.
         group: The entry point group in which installed packages name theirs, such as `lessmore.methods`.
-        adopt: Makes a registered thing of what an entry point leads to. It is not asked where importing the package
-            registered the name already.
+        adopt: Makes a registered thing of what an entry point leads to, where importing the package has not registered
+            the name already; None where the package must do that.
     """
 
-    def __init__(self, kind: str, group: str, adopt: Callable[[Any], T] = lambda found: found) -> None:
+    def __init__(self, kind: str, group: str, adopt: Callable[[Any], T] | None = None) -> None:
         self.kind, self.group, self._adopt = kind, group, adopt
         self._own: dict[str, _Entry] = {}
 
@@ -45,7 +45,7 @@ class Registry(Generic[T]):
         Args:
             name: The name users write.
             thing: What it stands for.
-            source: The function or class behind `thing`, where that is another object.
+            source: Where `thing` comes from, if that is not `thing` itself: a function, a class, or a text.
 
         Raises:
             ConfigError: The name is not a text, or belongs to another thing.
@@ -125,8 +125,11 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"the {self.kind} {name!r} cannot be imported from {entry.value}: {error}; reinstall that package"
             ) from error
-        if name not in self._own:
-            self.add(name, self._adopt(found), source=found)
+        if name in self._own:
+            return
+        if self._adopt is None:
+            raise ConfigError(f"importing {entry.value} registers no {self.kind} {name!r}; decorate it")
+        self.add(name, self._adopt(found), source=entry.value)
 
 
 @functools.lru_cache(maxsize=32)
@@ -139,6 +142,8 @@ def _scan(group: str, path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]
 
 
 def _origin(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"
 

@@ -12,7 +12,7 @@ from lessmore.registry import Registry
 
 
 def build(**things: object) -> Registry[object]:
-    registry: Registry[object] = Registry("gadget", "lessmore.test.gadgets")
+    registry: Registry[object] = Registry("gadget", "lessmore.test.gadgets", adopt=lambda found: found)
     for name, thing in things.items():
         registry.add(name, thing)
     return registry
@@ -123,3 +123,11 @@ def test_a_broken_package_is_one_typed_error(tmp_path: Path, monkeypatch: pytest
     assert registry.find("one") is first
     with pytest.raises(ConfigError, match=r"'broken' cannot be imported from toy_broken.*reinstall"):
         registry.find("broken")
+
+
+def test_a_package_that_must_register_and_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "toy_mute", "gadget = 1", "mute = toy_mute:gadget")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[object] = Registry("gadget", "lessmore.test.gadgets")
+    with pytest.raises(ConfigError, match="importing toy_mute:gadget registers no gadget 'mute'; decorate it"):
+        registry.find("mute")

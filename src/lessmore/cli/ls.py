@@ -11,8 +11,7 @@ from lessmore.assets import MODELS, model_folder
 from lessmore.cli.common import OK, new_parser
 from lessmore.config import PRESETS, Preset
 from lessmore.core.condense.registry import REDUCERS
-from lessmore.data.registry import list_groups
-from lessmore.data.spec import specs
+from lessmore.data.registry import DATASETS, list_groups
 from lessmore.errors import ModelError
 from lessmore.methods.registry import METHODS
 from lessmore.models.shapes import SHAPES
@@ -114,7 +113,7 @@ def _datasets() -> dict[str, str]:
     named = {"cifar100c": "cifar100c/CORRUPTION/SEVERITY"}
     return {
         named.get(name, name): f"{spec.title}: {spec.images:,} images, {len(spec.classes)} classes, {spec.licence}"
-        for name, spec in specs().items()
+        for name, (spec, _) in DATASETS.all().items()
     }
 
 

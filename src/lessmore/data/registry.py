@@ -6,19 +6,61 @@ import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from lessmore.data import cifar_c, coop, folder, hf, manifest, userfile
 from lessmore.data import spec as facts
 from lessmore.data.dataset import Dataset
 from lessmore.data.spec import Spec
 from lessmore.errors import ConfigError, unknown
+from lessmore.registry import Registry
 
-_READERS: dict[str, Callable[[Spec, Path], Dataset]] = {
+Reader = Callable[[Spec, Path], Dataset]
+"""Opens the data set of a `Spec` below a root folder."""
+
+
+class RegisteredDataset(NamedTuple):
+    """A data set as the registry holds it."""
+
+    spec: Spec
+    read: Reader
+
+
+DATASETS: Registry[RegisteredDataset] = Registry("data set", "lessmore.datasets")
+"""Every data set by name. An entry point leads to a reader that `register_dataset` decorates."""
+
+
+def register_dataset(spec: Spec) -> Callable[[Reader], Reader]:
+    """Decorator: make a data set known under `spec.name`; the function below it opens it.
+
+    Args:
+        spec: What is known of the data set before a file of it is seen.
+
+    Raises:
+        ConfigError: The name belongs to another data set.
+    """
+
+    def add(read: Reader) -> Reader:
+        DATASETS.add(spec.name, RegisteredDataset(spec, read), source=read)
+        return read
+
+    return add
+
+
+def _read_cifar(spec: Spec, root: Path) -> Dataset:
+    raise ConfigError(f"{spec.name} has many members; name one, such as {spec.name}/fog/3")
+
+
+_READERS: dict[str, Reader] = {
     "split": coop.read_split,
     "aircraft": coop.read_aircraft,
     "classes": folder.read_class_folders,
     "manifest": manifest.read_listed,
+    "cifar_c": _read_cifar,
 }
+for _spec in facts.specs().values():
+    DATASETS.add(_spec.name, RegisteredDataset(_spec, _READERS[_spec.reader]), source=f"lessmore.data.{_spec.name}")
+
 _CIFAR = "cifar100c"
 _DIRECT = ("folder:", "manifest:", "hf:")
 
@@ -31,19 +73,19 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
     if is_direct(name):
         return _open_direct(name)
     name = canonical(name)
-    spec = spec_of(name)
+    spec, read = DATASETS.find(name.partition("/")[0])
     if root is None:
         raise ConfigError(f"{name} needs a root: give the folder that holds {spec.folders[0]} (--root)")
     if not Path(root).is_dir():
         raise ConfigError(f"the root {root} is not a folder; give the folder that holds {spec.folders[0]}")
     if spec.reader == "cifar_c":
         return cifar_c.read_variant(spec, Path(root), name.partition("/")[2])
-    return _READERS[spec.reader](spec, Path(root))
+    return read(spec, Path(root))
 
 
 def list_datasets() -> list[str]:
     """Every registered name; a file, a folder or a hub name need not be registered."""
-    plain = [name for name in facts.specs() if name != _CIFAR]
+    plain = [name for name in dict.fromkeys([*DATASETS.own(), *DATASETS.names()]) if name != _CIFAR]
     return plain + [f"{_CIFAR}/{variant}" for variant in cifar_c.VARIANTS]
 
 
@@ -60,7 +102,7 @@ def expand_names(names: Sequence[str]) -> list[str]:
 
 def spec_of(name: str) -> Spec:
     """What is known of a registered data set."""
-    return facts.specs()[canonical(name).partition("/")[0]]
+    return DATASETS.find(canonical(name).partition("/")[0]).spec
 
 
 def is_direct(name: str) -> bool:
@@ -71,7 +113,7 @@ def is_direct(name: str) -> bool:
 def canonical(name: str) -> str:
     """The registered name, given in any spelling: `ImageNet-A`, `cars`, `CIFAR100C/fog/3`."""
     known = {_key(name): name for name in list_datasets()}
-    known |= {_key(alias): spec.name for spec in facts.specs().values() for alias in spec.aliases}
+    known |= {_key(alias): spec.name for spec, _ in DATASETS.own().values() for alias in spec.aliases}
     found = known.get(_key(name))
     if found is None:
         raise ConfigError(unknown("data set", name, {*list_groups(), *known.values()}))

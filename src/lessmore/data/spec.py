@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -19,33 +19,34 @@ COMMON = {
 """Template sets that every data set has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """What is known of a data set before a file of it is seen."""
 
     name: str
     title: str
-    reader: str
-    """Which reader of the registry opens it."""
+    reader: str = ""
+    """Which of our own readers opens it; nothing where `register_dataset` decorates one."""
     images: int
     """Images of the test split."""
     classes: tuple[str, ...]
-    class_folders: tuple[str, ...]
+    class_folders: tuple[str, ...] = ()
     """Sub-folders of the classes where images are sorted that way, in the order of `classes`."""
-    folders: tuple[str, ...]
+    folders: tuple[str, ...] = ("",)
     """Folders of the images below the root, in the layouts of CoOp and TDA, TPT, and the TCA repository."""
-    split: str | None
+    split: str | None = None
     """File that lists the test images."""
-    templates: Mapping[str, tuple[str, ...]]
-    licence: str
-    source: str
+    templates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(COMMON))
+    """Template sets by name; the first is the default."""
+    licence: str = "not stated"
+    source: str = "it from whoever made it"
     """How to obtain it."""
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @functools.cache
 def specs() -> dict[str, Spec]:
-    """All specs by name."""
+    """What we know of the data sets of the literature, by name."""
     classes, sets = _facts("classes.json"), _facts("sets.json")["sets"]
     return {name: _spec(name, entry, classes) for name, entry in sets.items()}
 

@@ -10,7 +10,7 @@ from lessmore.errors import ConfigError
 from lessmore.registry import Registry
 
 ReducerMaker = Callable[[Condensation], Condensation]
-REDUCERS: Registry[ReducerMaker] = Registry("reducer", "lessmore.reducers")
+REDUCERS: Registry[ReducerMaker] = Registry("reducer", "lessmore.reducers", adopt=lambda found: found)
 """Every reducer by name."""
 
 register_reducer = REDUCERS.register
