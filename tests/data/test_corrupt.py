@@ -13,7 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
-from lessmore.data.corrupt import EXTRA, MAIN, SMALLEST, Corruption, corrupt, parse
+from lessmore.data.corrupt import (
+    CORRUPTIONS,
+    EXTRA,
+    MAIN,
+    SMALLEST,
+    Corruption,
+    corrupt,
+    parse,
+    register_corruption,
+)
 from lessmore.errors import ConfigError, ImageError, LessmoreError
 
 pytest.importorskip("imagecorruptions")
@@ -144,3 +153,21 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(LessmoreError, match=r"pip install 'lessmore\[corrupt\]'"):
         corrupt(make_picture(64, 64), Corruption("fog", 1), "a")
+
+
+def test_a_corruption_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CORRUPTIONS, "_own", dict(CORRUPTIONS._own))
+
+    @register_corruption("speck")
+    def speck(pixels: np.ndarray, severity: int, seed: int) -> np.ndarray:
+        changed = pixels.copy()
+        changed[:severity, 0] = seed % 256
+        return changed
+
+    image = Image.new("RGB", (SMALLEST, SMALLEST))
+    twice = [np.asarray(corrupt(image, parse("speck:3"), "one")) for _ in range(2)]
+    assert np.array_equal(*twice) and twice[0][:3, 0].all() and not twice[0][3:].any()
+    with pytest.raises(ConfigError, match="severity goes from 1 to 5"):
+        parse("speck:6")
+    with pytest.raises(ConfigError, match="'fog' is already"):
+        register_corruption("fog")(speck)

@@ -7,18 +7,21 @@ with published ones need the published files.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from lessmore.errors import ConfigError, ImageError, unknown
+from lessmore.errors import ConfigError, ImageError
+from lessmore.registry import Registry
 
 MAIN = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -30,10 +33,19 @@ MAIN = (
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The four it keeps for validation."""
 SEVERITIES = 5
+"""Severities go from 1 to this."""
 SMALLEST = 32
 """Pixels an image needs on each side; below that the corruptions are not defined."""
 
 _ONE_AT_A_TIME = threading.Lock()
+
+Corrupter = Callable[[NDArray[np.uint8], int, int], NDArray[np.uint8]]
+"""Makes of pixels `[H, W, 3]`, a severity from 1 to 5 and a seed of 32 bits the corrupted pixels, by nothing else."""
+CORRUPTIONS: Registry[Corrupter] = Registry("corruption", "lessmore.corruptions", adopt=lambda found: found)
+"""Every corruption by name."""
+
+register_corruption = CORRUPTIONS.register
+"""Decorator: make a corruption known, as a `Corrupter`."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,7 @@ class Corruption:
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
-        if self.name not in MAIN + EXTRA:
-            raise ConfigError(unknown("corruption", self.name, MAIN + EXTRA))
+        CORRUPTIONS.find(self.name)
         if not 1 <= self.severity <= SEVERITIES:
             raise ConfigError(f"severity goes from 1 to {SEVERITIES}, not {self.severity}")
 
@@ -70,17 +81,26 @@ def corrupt(image: Image.Image, corruption: Corruption, seed_text: str) -> Image
     if min(image.size) < SMALLEST:
         width, height = image.size
         raise ImageError(f"an image of {width} x {height} pixels cannot be corrupted; enlarge it to {SMALLEST} or more")
+    pixels = np.asarray(image)
+    changed = CORRUPTIONS.find(corruption.name)(pixels, corruption.severity, _seed(seed_text, corruption))
+    return Image.fromarray(changed)
+
+
+def _from_package(name: str, pixels: NDArray[np.uint8], severity: int, seed: int) -> NDArray[np.uint8]:
     package = _package()
-    seed = _seed(seed_text, corruption)
     # Two of the functions draw from the system's entropy unless they are handed a seed; the others take none.
-    own = inspect.signature(package.corruption_dict[corruption.name]).parameters
+    own = inspect.signature(package.corruption_dict[name]).parameters
     more = {"seed": seed} if "seed" in own else {}
     with _seeded(seed):
         try:
-            pixels = package.corrupt(np.asarray(image), corruption.severity, corruption.name, **more)
+            changed: NDArray[np.uint8] = package.corrupt(pixels, severity, name, **more)
         except FloatingPointError:
-            return image.copy()  # spatter divides by its largest drop: none fell on this image
-    return Image.fromarray(pixels)
+            return pixels.copy()  # spatter divides by its largest drop: none fell on this image
+    return changed
+
+
+for _name in MAIN + EXTRA:
+    CORRUPTIONS.add(_name, functools.partial(_from_package, _name), source=f"lessmore.data.corrupt.{_name}")
 
 
 def _package() -> ModuleType:
