@@ -62,7 +62,7 @@ def slow_choice(logits: Tensor, share: float, selection: float) -> list[int]:
 def test_the_published_choice_of_127_views(folder: Path) -> None:
     logits = 2 * torch.randn(127, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert len(similar(logits, 0.8)) == 101 and similar(logits, 0.8)[0] == 0
-    method = adapter(folder)._method
+    method = adapter(folder)._answerer.method
     assert isinstance(method, DiffTPT)
     expected = slow_choice(logits, 0.8, 0.3)
     assert method.choose(logits).tolist() == expected and len(expected) == 30
@@ -70,7 +70,7 @@ def test_the_published_choice_of_127_views(folder: Path) -> None:
 
 def test_variations_are_read_by_the_image_they_belong_to(folder: Path) -> None:
     ours = adapter(folder)
-    method = ours._method
+    method = ours._answerer.method
     assert isinstance(method, DiffTPT) and method.facts.views == 8
     (image,) = drawings(1, 11, 1)
     views = method.views(image, 0)

@@ -125,7 +125,7 @@ def test_a_stream_is_answered_and_nothing_else_is_touched(
 ) -> None:
     adapter, before = build(method), snapshot()
     weights = [weight.clone() for weight in parameters(vlm)]
-    with torch.no_grad(), nullcontext() if adapter._method.facts.needs_gradients else NoGradients():
+    with torch.no_grad(), nullcontext() if adapter._answerer.method.facts.needs_gradients else NoGradients():
         found = [adapter(image) for image in pictures(stream)]
         adapter.reset()
     for one in found:
@@ -160,21 +160,21 @@ def test_reset_restores_and_states_go_on_exactly(build: Callable[..., Adapter], 
 @pytest.mark.parametrize("method", list_methods())
 def test_facts_are_facts(build: Callable[..., Adapter], method: str) -> None:
     adapter = build(method)
-    facts, one = adapter._method.facts, adapter._method
+    facts, one = adapter._answerer.method.facts, adapter._answerer.method
     assert not (facts.training_free and (facts.needs_gradients or facts.learnable_parameters))
     assert isinstance(one, FromViews) == (facts.views > 1)
     assert not (isinstance(one, FromViews) and isinstance(one, FromEncoded))
     images = pictures("iid")
     if isinstance(one, FromViews):
-        assert len(adapter._pixels(images[0])) == facts.views
+        assert len(adapter._try_pixels(images[0])) == facts.views
     forward = answers(adapter, images[:3])
     adapter.reset()
     backward = answers(adapter, images[2::-1])[::-1]
     if facts.kind == "episodic":
         assert forward == backward
-        assert adapter._method.state() == {}
+        assert adapter._answerer.method.state() == {}
     else:
-        assert adapter._method.state()
+        assert adapter._answerer.method.state()
 
 
 @pytest.mark.parametrize("method", list_methods())
@@ -183,12 +183,12 @@ def test_costs_are_what_torch_counts(build: Callable[..., Adapter], method: str)
     images = pictures("shifted")
     with sdpa_kernel(SDPBackend.MATH):
         answers(adapter, images[:2])
-        pixels = adapter._pixels(images[2])
+        pixels = adapter._try_pixels(images[2])
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            adapter._method.predict(pixels)
+            adapter._answerer.method.predict(pixels)
     counted = counter.get_total_flops() / 2
-    assert counted == pytest.approx(adapter._method.macs(), rel=0.01)
-    assert adapter._method.macs("paper") > 0
+    assert counted == pytest.approx(adapter._answerer.method.macs(), rel=0.01)
+    assert adapter._answerer.method.macs("paper") > 0
 
 
 @pytest.mark.parametrize("shape", [CLASS, MAP], ids=["class", "map"])

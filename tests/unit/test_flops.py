@@ -120,7 +120,8 @@ def test_the_command_knows_what_every_method_spends(
 ) -> None:
     vlm, names = load(model), ["red fish", "blue striped bird with a long name", "fox"]
     options = small_options(method, vlm, tmp_path)
-    real = adapt(vlm, names, method=method, reducer="evit", R=0.7, cache=False, engine="eager", **options)._method
+    settings: dict[str, Any] = {"reducer": "evit", "R": 0.7, "engine": "eager"}
+    real = adapt(vlm, names, method=method, cache=False, **settings, **options)._answerer.method
     asked = ["--method", method, "--reducer", "evit", "--R", 0.7, "--options", json.dumps(options)]
     values = printed(capsys, model, *asked, "--classes", ",".join(names))
     assert values["views"] == real.facts.views
