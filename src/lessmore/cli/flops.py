@@ -14,7 +14,7 @@ from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
 from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError
-from lessmore.lab.weightless import blank_method, blank_model
+from lessmore.lab.weightless import blank_method, blank_model, made_up_files
 from lessmore.methods import Facts
 from lessmore.methods.resolve import resolve
 from lessmore.models.shapes import SHAPES
@@ -67,7 +67,9 @@ def parser() -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Print the costs."""
     classes, vlm = _classes(args.classes), blank_model(args.model)
-    chosen, name, own = resolve(args.method, args.preset, args.R, args.reducer, args.options, vlm.vision.shape)
+    with made_up_files(args.method, vlm) as files:
+        options = {**args.options, **files}
+        chosen, name, own = resolve(args.method, args.preset, args.R, args.reducer, options, vlm.vision.shape)
     method = blank_method(args.method, vlm, chosen, classes, own)
 
     def one_pass(way: Accounting) -> Costs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -60,21 +61,28 @@ def _row(line: str, shape: TextShape) -> Tensor:
 def blank_method(name: str, vlm: VLM, preset: Preset, classes: Sequence[str], options: Mapping[str, Any]) -> Method:
     """The named method on a model, blank or not, fit for `macs` and `facts`. Files that it reads are made up."""
     text = torch.zeros(len(classes), vlm.vision.shape.embed).to(vlm.vision.positions)
-    with tempfile.TemporaryDirectory() as folder:
-        own = {**options, **_made_up(name, vlm, Path(folder))}
+    with made_up_files(name, vlm) as files:
+        own = {**options, **files}
         return make(name, Setup(vlm.vision, text, vlm.logit_scale, preset, vlm, tuple(classes), options=own))
 
 
-def _made_up(name: str, vlm: VLM, folder: Path) -> dict[str, str]:
-    """Options that name a file or folder: a context that has learnt nothing, a folder without images."""
+@contextmanager
+def made_up_files(name: str, vlm: VLM) -> Iterator[dict[str, str]]:
+    """Options of a method that name a file or folder: a context that has learnt nothing, a folder without images."""
     kind = find_method(name).options
     names = {f.name for f in fields(kind)} if kind else set()
-    made = {"folder": str(folder)} if "folder" in names else {}
-    if "context" in names:
-        start = frame(vlm, ["x"]).start
-        learned = {"context": torch.zeros(start.shape)}
-        if name == "cocoop":
-            learned |= new_network(vlm.vision.shape.embed, start.shape[1], torch.Generator())
-        made["context"] = str(folder / "context.safetensors")
-        write_context(Path(made["context"]), vlm, learned, {"method": name, "words": WORDS})
-    return made
+    with tempfile.TemporaryDirectory() as folder:
+        made = {"folder": folder} if "folder" in names else {}
+        if "context" in names:
+            made["context"] = str(_write_untrained(name, vlm, Path(folder)))
+        yield made
+
+
+def _write_untrained(name: str, vlm: VLM, folder: Path) -> Path:
+    start = frame(vlm, ["x"]).start
+    learned = {"context": torch.zeros(start.shape)}
+    if name == "cocoop":
+        learned |= new_network(vlm.vision.shape.embed, start.shape[1], torch.Generator())
+    path = folder / "context.safetensors"
+    write_context(path, vlm, learned, {"method": name, "words": WORDS})
+    return path
