@@ -6,6 +6,8 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     ctpt,
     difftpt,
     mta,
+    neo,
+    onzeta,
     sar,
     tca,
     tda,
