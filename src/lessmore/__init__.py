@@ -1,16 +1,19 @@
 """lessmore: zero-shot image classifiers that get more accurate and cheaper while they run."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from lessmore.adapter import Adapter, Prediction, adapt
-from lessmore.config import list_presets
-from lessmore.core.condense.registry import list_reducers
-from lessmore.engines import list_engines
-from lessmore.engines.answers import Health
-from lessmore.methods import list_methods
-from lessmore.models.load import load
-from lessmore.models.shapes import list_models
-from lessmore.models.vlm import VLM
+if TYPE_CHECKING:
+    from lessmore.adapter import Adapter, Prediction, adapt
+    from lessmore.config import list_presets
+    from lessmore.core.condense.registry import list_reducers
+    from lessmore.engines import list_engines
+    from lessmore.engines.answers import Health
+    from lessmore.methods import list_methods
+    from lessmore.models.load import load
+    from lessmore.models.shapes import list_models
+    from lessmore.models.vlm import VLM
 
 try:
     __version__ = version("lessmore")
@@ -30,3 +33,29 @@ __all__ = [
     "list_reducers",
     "load",
 ]
+
+# Imported on first use: torch takes a second and half a gigabyte, which `lessmore --help` need not pay.
+_HOMES = {
+    "VLM": "models.vlm",
+    "Adapter": "adapter",
+    "Health": "engines.answers",
+    "Prediction": "adapter",
+    "adapt": "adapter",
+    "list_engines": "engines",
+    "list_methods": "methods",
+    "list_models": "models.shapes",
+    "list_presets": "config",
+    "list_reducers": "core.condense.registry",
+    "load": "models.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lessmore' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"lessmore.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

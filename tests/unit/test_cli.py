@@ -20,7 +20,7 @@ from PIL import Image
 import lessmore
 from lessmore import adapter as adapter_module
 from lessmore.assets import MODELS, world
-from lessmore.cli import COMMANDS, _parser, classify, main, rows
+from lessmore.cli import COMMANDS, classify, main, parse, rows
 from lessmore.lab.report.tokens import as_picture
 
 MODEL = "tiny"
@@ -69,7 +69,7 @@ def test_help_has_examples_that_parse(command: str | None, capsys: pytest.Captur
     for example in examples:
         words = shlex.split(example.split("|")[0])[1:]
         if "--help" not in words:
-            assert _parser().parse_args(words).subcommand == words[0]
+            assert parse(words).subcommand == words[0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
         (["flops", "ViT-B-16", "--method", "tdaa"], "did you mean tda"),
         (["flops", "ViT-B-16", "--method", "zero", "--options.view", "8"], "did you mean views"),
         (["flops", "ViT-B-16", "--classes", "0"], "give 1 or more"),
-        (["flops", "ViT-B-16", "--R", "0.9", "--options.R", "0.7"], "give one of them"),
+        (["flops", "ViT-B-16", "--R", "0.9", "--options.R", "0.7"], "give it once"),
         (["demo", "--images", "0"], "1 or more"),
         (["demo", "--output", "{empty}/no/page.html"], "make it first"),
         (["demo", "--model", "nowhere", "--output", "{empty}/page.html"], "nowhere"),
@@ -345,9 +345,10 @@ def test_a_real_signal_and_going_on(number: signal.Signals, photos: Path, tmp_pa
 
 def test_vis_writes_a_strip(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strip, state = tmp_path / "strip.png", tmp_path / "s.safetensors"
-    assert call("classify", photos, *BASE, "--state", state, "--output", tmp_path / "o.csv", "--quiet") == 0
+    same = [*BASE, "--R", "0.8", "--state", state]
+    assert call("classify", photos, *same, "--output", tmp_path / "o.csv", "--quiet") == 0
     before = state.read_bytes()
-    assert call("vis", photos / "00.png", *BASE, "--R", "0.8", "--state", state, "-o", strip) == 0
+    assert call("vis", photos / "00.png", *same, "-o", strip) == 0
     name, answers = capsys.readouterr().out.rstrip("\n").split("\t")
     assert name == str(strip)
     assert answers.startswith("before: ")

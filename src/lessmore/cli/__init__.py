@@ -1,49 +1,44 @@
-"""The command line: one small file per command."""
+"""The command line: one small file per command, imported only when that command is used.
+
+A command is a module of this folder with `parser()`, which must not import torch, and `run(args)`. Its name stands in
+`COMMANDS`, and the first line of its docstring is its help.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 import lessmore
-from lessmore.cli import (
-    bench,
-    build,
-    classify,
-    demo,
-    export,
-    flops,
-    ls,
-    report,
-    reproduce,
-    run,
-    sweep,
-    train_prompt,
-    validate,
-    vis,
-)
 from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter
-from lessmore.errors import LessmoreError
+from lessmore.cli.options import spread_options
+from lessmore.errors import LessmoreError, unknown
 
-COMMANDS = {
-    "demo": demo,
-    "classify": classify,
-    "vis": vis,
-    "flops": flops,
-    "bench": bench,
-    "export": export,
-    "run": run,
-    "sweep": sweep,
-    "train-prompt": train_prompt,
-    "validate": validate,
-    "ls": ls,
-    "build": build,
-    "report": report,
-    "reproduce": reproduce,
-}
+COMMANDS = (
+    "demo",
+    "classify",
+    "vis",
+    "flops",
+    "bench",
+    "export",
+    "run",
+    "sweep",
+    "train-prompt",
+    "validate",
+    "ls",
+    "build",
+    "report",
+    "reproduce",
+)
+_COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report")
+"""Commands that run a model in this process; the others start processes, which set their own threads."""
 EXAMPLES = """examples:
   lessmore demo
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 --output out.csv
@@ -55,11 +50,11 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but some inputs failed, 130 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an expected error is one line on stderr that says what to do."""
-    chosen = _parser().parse_args(arguments)
-    name = chosen.subcommand
+    name = "lessmore"
     try:
-        code: int = COMMANDS[name].run(chosen[name])
-        return code
+        chosen = parse(sys.argv[1:] if arguments is None else arguments)
+        name = f"lessmore {chosen.subcommand}"
+        return _run(chosen.subcommand, chosen[chosen.subcommand])
     except LessmoreError as error:
         return _fail(name, str(error))
     except BrokenPipeError:
@@ -69,11 +64,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(name, f"{error}; check the path, its permissions and the free space")
     except KeyboardInterrupt:
-        print(f"lessmore {name}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _parser() -> ArgumentParser:
+def parse(words: Sequence[str]) -> Namespace:
+    """The command in `subcommand`, and its arguments under its name; wrong usage ends the process with 2."""
+    name = next((word for word in words if not word.startswith("-")), None)
+    parser = _parser(name)
+    if name is not None and name not in COMMANDS:
+        parser.error(unknown("command", name, COMMANDS))
+    return parser.parse_args(spread_options(words))
+
+
+def find_command(name: str) -> ModuleType:
+    """The module of a command."""
+    return import_module(_module(name))
+
+
+def _module(name: str) -> str:
+    return f"{__name__}.{name.replace('-', '_')}"
+
+
+def _parser(chosen: str | None) -> ArgumentParser:
+    """All commands by name and help, and the arguments of the chosen one."""
     parser = ArgumentParser(
         prog="lessmore",
         description="Zero-shot image classifiers, more accurate and cheaper as they run.",
@@ -82,11 +96,30 @@ def _parser() -> ArgumentParser:
         version=lessmore.__version__,
     )
     commands = parser.add_subcommands(required=True)
-    for name, command in COMMANDS.items():
-        commands.add_subcommand(name, command.parser(), help=(command.__doc__ or "").splitlines()[0])
+    for name in COMMANDS:
+        own = find_command(name).parser() if name == chosen else ArgumentParser()
+        commands.add_subcommand(name, own, help=_help(name))
     return parser
 
 
+def _help(name: str) -> str:
+    """The first line of a command's docstring, read without importing the command and all it needs."""
+    module = _module(name).rpartition(".")[2]
+    source = pkgutil.get_data(__name__, f"{module}.py") or b""
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def _run(name: str, args: Namespace) -> int:
+    if getattr(args, "quiet", False):
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers looks at it, too, when it loads weights
+    if name in _COMPUTING:
+        from lessmore.engines.cores import limit_threads
+
+        limit_threads()
+    code: int = find_command(name).run(args)
+    return code
+
+
 def _fail(name: str, message: str) -> int:
-    print(f"lessmore {name}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return FAILED

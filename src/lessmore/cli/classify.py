@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.adapter import Adapter, Prediction
 from lessmore.cli import rows
 from lessmore.cli.common import (
     INTERRUPTED,
@@ -19,14 +19,19 @@ from lessmore.cli.common import (
     SOME_FAILED,
     Stop,
     add_budget,
+    add_engine,
     add_method,
     add_model,
+    add_options,
     check_writable,
     make_adapter,
     new_parser,
 )
 from lessmore.data.images import ENDINGS
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
+
+if TYPE_CHECKING:
+    from lessmore.adapter import Adapter, Prediction
 
 EXAMPLES = """examples:
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16
@@ -48,6 +53,8 @@ def parser() -> ArgumentParser:
     add_model(args)
     add_method(args)
     add_budget(args)
+    add_options(args)
+    add_engine(args)
     args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
     args.add_argument("--state", type=str | None, default=None, help="state file, so that the stream can be continued")
     args.add_argument("--save-every", type=int, default=100, help="images between two writes of the state file")
@@ -72,7 +79,7 @@ def run(args: Namespace) -> int:
     paths = find_images(args.inputs)
     state = None if args.state is None else Path(args.state)
     _check(args, state)
-    adapter = make_adapter(args, method=args.method, reducer=args.reducer)
+    adapter = make_adapter(args)
     if state is not None and state.exists():
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)

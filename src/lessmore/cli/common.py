@@ -1,34 +1,53 @@
-"""What the commands share: help that keeps its line breaks, options of models and methods, checks before long work."""
+"""What the commands share: help that keeps its line breaks, options of models and methods, checks before long work.
+
+Nothing here imports torch before a command runs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_loader
 
-from lessmore.adapter import Adapter, adapt
 from lessmore.config import list_presets
-from lessmore.core.condense.registry import list_reducers
+from lessmore.data.typed import parse_yaml, read_lines
 from lessmore.errors import ConfigError
-from lessmore.methods import list_methods
+
+if TYPE_CHECKING:
+    from lessmore.adapter import Adapter
 
 OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
+_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device")
+_OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
+"""Arguments of `adapt` that are no settings."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):  # type: ignore[misc]
     """Leaves description and examples as they are written."""
 
 
+def _load(text: str) -> Any:
+    """A value on the command line, as limited as a file; `{a}` and `a:` stay texts, as templates need them."""
+    value = parse_yaml(text)
+    return text if isinstance(value, dict) and value and not any(v is not None for v in value.values()) else value
+
+
+set_loader("lessmore", _load, (ConfigError,))
+
+
 def new_parser(description: str | None, examples: str) -> ArgumentParser:
     """A command's parser; its help ends with `examples`, line by line."""
-    return ArgumentParser(description=description, epilog=examples, formatter_class=HelpFormatter)
+    return ArgumentParser(
+        description=description, epilog=examples, formatter_class=HelpFormatter, parser_mode="lessmore"
+    )
 
 
 def add_budget(args: ArgumentParser) -> None:
@@ -43,10 +62,28 @@ def add_budget(args: ArgumentParser) -> None:
 
 def add_method(args: ArgumentParser) -> None:
     """Options --method and --reducer."""
-    args.add_argument("--method", type=str, default="tca", help=", ".join(list_methods()))
+    args.add_argument("--method", type=str, default="tca", help="one of lessmore ls methods")
     args.add_argument(
-        "--reducer", type=str, default="auto", help="auto (tca for tca, else none), " + ", ".join(list_reducers())
+        "--reducer", type=str, default="auto", help="one of lessmore ls reducers; auto is tca for tca, else none"
     )
+
+
+def add_options(args: ArgumentParser) -> None:
+    """Option --options."""
+    text = "settings of preset and method, as NAME=VALUE ... or a YAML file: --options lam=2 K=3"
+    args.add_argument("--options", type=dict[str, Any], default={}, help=text)
+
+
+def add_engine(args: ArgumentParser) -> None:
+    """Options --engine and --device."""
+    engine = "eager, cpu, graph or chunk; auto takes the fastest for the device"
+    args.add_argument("--engine", type=str, default="auto", help=engine)
+    add_device(args)
+
+
+def add_device(args: ArgumentParser) -> None:
+    """Option --device."""
+    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
 
 
 def add_model(args: ArgumentParser) -> None:
@@ -60,26 +97,52 @@ def add_model(args: ArgumentParser) -> None:
 
 
 def make_adapter(args: Namespace, **more: Any) -> Adapter:
-    """The adapter that --model, --classes, --templates, --preset and --R ask for; more: further options of `adapt`."""
-    classes = read_classes(args.classes)
-    return adapt(args.model, classes, templates=args.templates, preset=args.preset, R=args.R, **more)
+    """The adapter that the options of this module ask for; more: further arguments of `adapt`."""
+    from lessmore.adapter import adapt
+    from lessmore.models.devices import choose_device
+
+    own = {"R": args.R, "preset": args.preset, "templates": args.templates}
+    own |= {name: args[name] for name in ("method", "reducer", "engine") if name in args}
+    clash = next((name for name in args.options if name in _FLAGS + _OBJECTS), None)
+    if clash is not None:
+        raise ConfigError(f"--options cannot set {clash}; use --{clash} where the command has it")
+    device = choose_device(args.device)
+    return adapt(args.model, read_classes(args.classes), device=device, **own, **more, **args.options)
 
 
 def read_classes(text: str) -> list[str]:
-    """Class names: of a text with commas its parts, else the lines of the file it names."""
+    """Class names.
+
+    Args:
+        text: A text file with one name per line, in which lines that begin with `#` are comments; or names separated
+            by commas; or one name.
+
+    Raises:
+        ConfigError: The file cannot be read or holds no names.
+    """
     path = Path(text)
-    if "," in text and not path.is_file():
+    if "," in text and not _is_file(path):
         return [name.strip() for name in text.split(",") if name.strip()]
+    if not _is_file(path) and not _looks_like_a_path(text):
+        return [text]
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(
-            f"no class names in {text!r} ({reason}); give a text file with one name per line, or names with commas"
-        ) from error
+        names = read_lines(path, "the class list")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; a class list has one name per line, or is given as names with commas") from error
     if not names:
         raise ConfigError(f"the class file {text} is empty; write one name per line")
     return names
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null byte
+        return False
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return os.sep in text or re.search(r"\.\w{1,5}$", text) is not None
 
 
 def check_writable(path: Path, endings: Sequence[str]) -> None:

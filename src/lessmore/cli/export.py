@@ -6,8 +6,16 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, add_budget, add_model, check_writable, make_adapter, new_parser
-from lessmore.engines import export
+from lessmore.cli.common import (
+    OK,
+    add_budget,
+    add_device,
+    add_model,
+    add_options,
+    check_writable,
+    make_adapter,
+    new_parser,
+)
 
 EXAMPLES = """examples:
   lessmore export --model openai/clip-vit-base-patch16 --classes "cat,dog,bird" -o step.onnx
@@ -23,12 +31,16 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     add_model(args)
     add_budget(args)
+    add_options(args)
+    add_device(args)
     args.add_argument("-o", "--output", type=str, required=True, help="step.pt2 or step.onnx")
     return args
 
 
 def run(args: Namespace) -> int:
     """Write the file and say what it takes."""
+    from lessmore.engines import export
+
     path = Path(args.output)
     check_writable(path, export.ENDINGS)
     adapter = make_adapter(args)

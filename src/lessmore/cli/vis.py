@@ -6,9 +6,17 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, add_budget, add_method, add_model, check_writable, make_adapter, new_parser
-from lessmore.data.images import load_image
-from lessmore.lab.report.tokens import answers, png, prediction_strip
+from lessmore.cli.common import (
+    OK,
+    add_budget,
+    add_engine,
+    add_method,
+    add_model,
+    add_options,
+    check_writable,
+    make_adapter,
+    new_parser,
+)
 
 EXAMPLES = """examples:
   lessmore vis photo.jpg --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 -o strip.png
@@ -28,6 +36,8 @@ def parser() -> ArgumentParser:
     add_model(args)
     add_method(args)
     add_budget(args)
+    add_options(args)
+    add_engine(args)
     args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
     args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
     return args
@@ -35,10 +45,13 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Write the strip and print the answers."""
+    from lessmore.data.images import load_image
+    from lessmore.lab.report.tokens import answers, png, prediction_strip
+
     path = Path(args.output)
     check_writable(path, (".png",))
     image = load_image(args.image)
-    adapter = make_adapter(args, method=args.method, reducer=args.reducer)
+    adapter = make_adapter(args)
     if args.state is not None:
         adapter.restore(args.state)
     prediction = adapter(image, trace=True)

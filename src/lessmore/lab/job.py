@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lessmore.config import Preset
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
@@ -25,6 +23,7 @@ from lessmore.errors import ModelError
 from lessmore.lab.provenance import glance
 from lessmore.lab.spec import PRECISIONS, RunSpec
 from lessmore.methods import Setup, method_options
+from lessmore.models.devices import choose_device
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
 from lessmore.prompts import Templates, class_names, prompts, template_texts
@@ -120,9 +119,8 @@ def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None =
 
 def open_model(spec: RunSpec) -> VLM:
     """The model on the device and in the precision asked for."""
-    available = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(spec.device)
     try:
-        device = torch.device(available if spec.device == "auto" else spec.device)
         return load(spec.model).to(device, PRECISIONS[spec.precision])
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
