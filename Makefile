@@ -5,13 +5,27 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test lint lock bench compat soak clean
+# apt-get wants root; elsewhere sudo may do it without a password, or nothing does.
+ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
+SOAK := LESSMORE_SOAK=1 LESSMORE_FUZZ=10000 $(BIN)/python -m pytest -n $(WORKERS) --timeout=36000
+
+.PHONY: demo test test-services browser lint lock bench compat soak clean
 
 demo: $(VENV)/.base ## a minute's tour on the embedded default
 	$(BIN)/python -m lessmore demo
 
-test: $(VENV)/.dev ## the whole test suite
+test: $(VENV)/.dev ## the tests of every change, 8 minutes at most; page tests are skipped without Chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-services: $(VENV)/.dev ## the tests that start a service; today that is Ray, on this machine
+	@echo "test-services: today this starts Ray on this machine and kills its workers; there is no other service"
+	$(BIN)/python -m pytest -m 'services and not soak' tests/fault
+
+browser: ## Chromium for the page tests; only this and .ci/run install it
+	@command -v chromium || command -v chromium-browser || test -n "$$CHROMIUM" \
+	  || { $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium; } \
+	  || { echo "make browser: apt-get cannot install chromium here; install it yourself and set CHROMIUM to its path"; \
+	       exit 1; }
 
 lint: $(VENV)/.dev ## style, types, and which room may import which
 	$(BIN)/ruff check .
@@ -22,8 +36,9 @@ lint: $(VENV)/.dev ## style, types, and which room may import which
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python -m lessmore bench ViT-B-16
 
-soak: $(VENV)/.dev ## the long way: many more random draws and kills, the real model on 1,000 photographs
-	LESSMORE_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout=3600 tests/property tests/parity/test_shared_models.py tests/fault
+soak: $(VENV)/.dev ## hours: many more draws, mutations and kills, the real model on 1,000 photographs, two Ray nodes
+	$(SOAK) tests/property tests/fault $(wildcard tests/fuzz) tests/parity/test_shared_models.py tests/unit/test_export.py
+	$(SOAK) -m soak tests
 
 compat: ## importers and units on the oldest supported transformers
 	test -x .venv-compat/bin/python || $(PYTHON) -m venv .venv-compat

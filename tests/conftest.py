@@ -22,9 +22,17 @@ from PIL import Image
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tests.web.chromium import CHROMIUM, MISSING
+
 WORDS = ["a", "photo", "of", "the", "dog", "cat", "itap", "big", "red", "fox", "t", "shirt", "in", "an", "satellite"]
 CONTEXT = 24
 SIDE = 32
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Page tests are skipped here and nowhere else, so that pytest sums them up in one line."""
+    if CHROMIUM is None and item.get_closest_marker("browser"):
+        pytest.skip(MISSING)
 
 
 @pytest.fixture(autouse=True, scope="session")

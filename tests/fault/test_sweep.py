@@ -222,6 +222,7 @@ def test_a_stopped_sweep_stops_its_processes_and_can_go_on(
 
 
 @on_linux
+@pytest.mark.services
 def test_a_killed_ray_worker_loses_nothing(spec: RunSpec, undisturbed: bytes, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -239,7 +240,7 @@ def test_a_killed_ray_worker_loses_nothing(spec: RunSpec, undisturbed: bytes, tm
 
 
 @on_linux
-@pytest.mark.skipif(not os.environ.get("LESSMORE_SOAK"), reason="two Ray nodes take a minute; make soak runs them")
+@pytest.mark.soak
 def test_a_killed_ray_node_loses_nothing(spec: RunSpec, undisturbed: bytes, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster

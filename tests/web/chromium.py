@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-MISSING = "chromium is not installed (apt-get install chromium, or set CHROMIUM)"
+MISSING = "chromium is not installed; make browser installs it, or set CHROMIUM to its path"
 _PATIENCE = 90  # seconds; a busy machine is slow
 _QUIET = ["gpu", "quic", "background-networking", "component-update", "sync", "extensions"]
 _LOUD = ("error", "warning", "assert")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,10 +17,10 @@ from lessmore.lab import demo
 from lessmore.lab.report import demo_summary
 from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate, Exhibit, TokenPanel, render_demo
 from lessmore.lab.report.tokens import data_uri
+from tests.web.chromium import CHROMIUM
 
 EVIL = "<script>alert('x')</script> \"&amp; 'key'"
 VOID = {"meta", "link", "img", "line", "polyline", "br"}
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Parsed(HTMLParser):
@@ -235,7 +233,7 @@ def browse(page: Path, folder: Path) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium, or set CHROMIUM)")
+@pytest.mark.browser
 def test_in_chromium(ran: tuple[str, dict[str, Any], str], page: str, tmp_path: Path) -> None:
     measure = "<script>document.title = `${document.documentElement.scrollWidth} of ${innerWidth}`</script></body>"
     for name, text in (("demo", ran[0]), ("evil", page)):
@@ -248,7 +246,7 @@ def test_in_chromium(ran: tuple[str, dict[str, Any], str], page: str, tmp_path: 
         assert dom.count("<tr>") == text.count("<tr>")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium, or set CHROMIUM)")
+@pytest.mark.browser
 def test_the_console_is_really_heard(tmp_path: Path) -> None:
     file = tmp_path / "loud.html"
     file.write_text("<!DOCTYPE html><title>x</title><script>console.error('heard')</script>")

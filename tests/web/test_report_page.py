@@ -19,9 +19,9 @@ from lessmore.lab.report.html import render_report
 from lessmore.lab.report.runs import find_runs
 from lessmore.lab.report.tokens import jpeg_uri
 from tests.synthetic_runs import write_run
-from tests.web.chromium import CHROMIUM, MISSING, Page
+from tests.web.chromium import Page
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = pytest.mark.browser
 
 ROWS = 5_000
 EVIL = [
