@@ -1,4 +1,4 @@
-"""Does taking the domain's centre off the logits help, and when does it hurt? No labels, no tuning; docs/labelfree.md.
+"""Does removing the domain's mean from the logits help, and when does it hurt? No labels, no tuning; docs/labelfree.md.
 
     python benchmarks/labelfree.py encode --model MODEL --root DATA --dataset eurosat --corruption none contrast:2 \
         --output FEATURES
@@ -55,6 +55,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lessmore.core import debias
+from lessmore.core.class_texts import ClassTexts
 from lessmore.methods.tda import TUNED
 from lessmore.storage.files import replacing
 
@@ -268,12 +269,15 @@ def whitening(shelves: Mapping[str, Shelf], conditions: Mapping[str, list[str]])
 def check(shelf: Shelf) -> dict[str, float]:
     """The mapped run against one stream at a time, called as the library calls it."""
     made = streams(shelf, ORDERLY, [shelf.conditions[0]], 1)
-    answers, lean = run(OURS, shelf, made).answers, debias.lean(shelf.text)
+    answers, texts = run(OURS, shelf, made).answers, ClassTexts.of(shelf.text, shelf.scale)
     same = 0
     for stream, found in zip(made, answers, strict=True):
-        state = debias.empty(len(shelf.text), "cpu")
-        for z, answer in zip(shelf.logits[torch.tensor(stream.rows)], found, strict=True):
-            logits, state = debias.observe(state, z, lean, CAREFUL)
+        state, features = (
+            debias.empty(shelf.text.shape[1], len(shelf.text), "cpu"),
+            shelf.features[torch.tensor(stream.rows)],
+        )
+        for f, answer in zip(features, found, strict=True):
+            logits, state = debias.observe(state, texts.logits(f), f, texts, CAREFUL)
             same += int(logits.argmax() == answer)
     return {"answers": answers.size, "same": same}
 

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from lessmore.config import PRESETS, Adaptation, preset
 from lessmore.core import debias, token_mean
+from lessmore.core.class_texts import ClassTexts
+from lessmore.core.debias import StreamMean
 from lessmore.methods import Setup
 from lessmore.methods import tda as library_tda
 from lessmore.methods.tda import TUNED, Cache, TDAOptions
@@ -29,10 +31,18 @@ from lessmore.methods.tda import TUNED, Cache, TDAOptions
 class Stage(NamedTuple):
     """What all images of a data set share."""
 
-    text: Tensor
-    scale: float
-    lean: Tensor
+    texts: ClassTexts
     name: str
+
+    @property
+    def text(self) -> Tensor:
+        """Class embeddings, [C, E]."""
+        return self.texts.text
+
+    @property
+    def scale(self) -> float:
+        """Scale of the logits."""
+        return self.texts.scale
 
 
 State = Any  # a tuple of tensors
@@ -62,9 +72,11 @@ class Run(NamedTuple):
 
 
 @torch.no_grad()
-def run(rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[State], Tensor] | None = None) -> Run:
+def run(
+    rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[State, ClassTexts], Tensor] | None = None
+) -> Run:
     """Answer all streams at once, image after image."""
-    stage = Stage(shelf.text, shelf.scale, debias.lean(shelf.text), shelf.name)
+    stage = Stage(ClassTexts.of(shelf.text, shelf.scale), shelf.name)
     rows, logits = torch.tensor(padded([stream.rows for stream in streams])), shelf.logits
     state = torch.utils._pytree.tree_map(lambda x: x.expand(len(rows), *x.shape).clone(), rule.start(stage))
     own: Any = partial(rule.step, stage=stage)
@@ -74,7 +86,7 @@ def run(rule: Rule, shelf: Shelf, streams: Sequence[Stream], watch: Callable[[St
         for at in rows.T:
             out, state = step(state, shelf.features[at], logits[at])
             answers.append(out.argmax(dim=1))
-            watched.append(watch(state).clone() if watch else torch.empty(0))
+            watched.append(watch(state, stage.texts).clone() if watch else torch.empty(0))
     return Run(torch.stack(answers, dim=1).numpy(), torch.stack(watched))
 
 
@@ -84,42 +96,43 @@ def padded(parts: Sequence[Indices]) -> Indices:
     return np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
 
 
-CAREFUL, BOLD = debias.DOUBT["careful"], debias.DOUBT["bold"]
+CAREFUL, BOLD = debias.PRIOR_WEIGHT["careful"], debias.PRIOR_WEIGHT["bold"]
 
 
-def _centre(stage: Stage) -> State:
-    return debias.empty(len(stage.text), "cpu")
+def _stream_mean(stage: Stage) -> State:
+    C, E = stage.text.shape
+    return debias.empty(E, C, "cpu")
 
 
-def variant(name: str, doubt: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
-    """The library's rule with another doubt or other constants, or without the lengths of the texts."""
+def variant(name: str, prior_weight: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
+    """The library's rule with another prior or other constants, or without the lengths of the texts."""
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
-        return debias.observe(state, z, stage.lean if lengths else torch.zeros_like(stage.lean), doubt)
+        texts = stage.texts if lengths else stage.texts._replace(bias=torch.zeros_like(stage.texts.bias))
+        return debias.observe(state, z, f, texts, prior_weight)
 
-    return Rule(name, _centre, step, constants)
+    return Rule(name, _stream_mean, step, constants)
 
 
-def strength(state: debias.Centre) -> Tensor:
+def strength(state: StreamMean, texts: ClassTexts) -> Tensor:
     """w of each stream, [B]."""
-    return state.course[:, debias.STRENGTH]
+    return state.strength
 
 
-def changes(state: debias.Centre) -> Tensor:
+def changes(state: StreamMean, texts: ClassTexts) -> Tensor:
     """Changes of domain that were noticed in each stream, [B]."""
-    return state.course[:, debias.CHANGES]
+    return state.domain_changes
 
 
-def lopsided(state: debias.Centre) -> Tensor:
+def lopsided(state: StreamMean, texts: ClassTexts) -> Tensor:
     """How far what is left without the mean is high rather than low, [B]."""
-    rise, span = state.course[:, 3:5].T
-    return rise / span.clamp_min(1e-9)
+    return state.rise / state.span.clamp_min(1e-9)
 
 
-def size(state: debias.Centre) -> Tensor:
-    """The centre's root mean square over that of the logits, [B]."""
-    seen, power = state.course[:, :2].T
-    return ((state.total / seen[:, None]).square().mean(dim=1) / (power / seen)).sqrt()
+def size(state: StreamMean, texts: ClassTexts) -> Tensor:
+    """Root mean square of the mean logits over that of the logits, [B]."""
+    mean = debias.centred(texts.logits(state.feature_sum / state.images[:, None]))
+    return (mean.square().mean(dim=1) / (state.power / state.images)).sqrt()
 
 
 def centred(f: Tensor, middle: Tensor, text: Tensor, text_middle: Tensor, w: Tensor) -> Tensor:
@@ -182,7 +195,7 @@ def _votes(state: State, f: Tensor, z: Tensor, m: Tensor | None, config: Adaptat
     cosine = _products(keys, f)
     if m is not None:
         ours, square = ((other * m).sum(dim=1)[:, None, None] for other in (f, m))
-        cosine = token_mean.cosine(cosine, ours, _products(keys, m), square)
+        cosine = token_mean.debiased_cosine(cosine, ours, _products(keys, m), square)
     votes = torch.where(filled, torch.exp(config.sharpness * (cosine - 1)), 0)
     return votes.sum(dim=2) / (1 if config.over == "sum" else filled.sum(dim=2).clamp_min(1))
 
@@ -197,26 +210,22 @@ def _reservoir(stage: Stage, M: int) -> State:
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
 
 
-def _observed(state: State, z: Tensor, stage: Stage, doubt: float = CAREFUL) -> tuple[Tensor, State]:
+def _observed(state: State, f: Tensor, z: Tensor, stage: Stage, prior_weight: float = CAREFUL) -> tuple[Tensor, State]:
     """The library's rule on all streams."""
-    observed: tuple[Tensor, State] = torch.vmap(lambda own, z: debias.observe(own, z, stage.lean, doubt))(state, z)
+    each = torch.vmap(lambda own, f, z: debias.observe(own, z, f, stage.texts, prior_weight))
+    observed: tuple[Tensor, State] = each(state, f, z)
     return observed
 
 
-Weight = Callable[[debias.Centre], Tensor]
+Weight = Callable[[StreamMean], Tensor]
 """Of each class's votes, given all that was seen, [B, C]."""
-
-
-def _trust(own: debias.Centre) -> Tensor:
-    """As the library has it."""
-    return debias.trust(own.tops, own.course[:, debias.TURNS])
 
 
 EVER = torch.tensor([1e9])
 """As if there had been any number."""
 
 
-def whole(name: str, base: str = "default", weight: Weight = _trust, raw: bool = False) -> Rule:
+def whole(name: str, base: str = "default", weight: Weight = debias.trust, raw: bool = False) -> Rule:
     """The rule, then reservoir and correction by its logits on final features, as the preset `base` has it.
 
     weight: of each class's votes, next to λ. raw: cosines as the paper has them and as sharp as in `fixed`.
@@ -225,12 +234,12 @@ def whole(name: str, base: str = "default", weight: Weight = _trust, raw: bool =
     sharp = replace(config, sharpness=preset("fixed").adaptation.sharpness) if raw else config
 
     def start(stage: Stage) -> State:
-        return _centre(stage), _reservoir(stage, config.M), _feature(stage), torch.zeros(())
+        return _stream_mean(stage), _reservoir(stage, config.M), _feature(stage), torch.zeros(())
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
         own, reservoir, m, n = state
-        logits, own = _observed(own, z, stage, debias.DOUBT[config.centre])
-        m = token_mean.moved(m, f, n[:, None])
+        logits, own = _observed(own, f, z, stage, debias.PRIOR_WEIGHT[config.debias])
+        m = token_mean.updated_mean(m, f, n[:, None])
         votes = _votes(reservoir, f, logits, None if raw else m, sharp)
         return logits + config.lam * weight(own) * votes, (own, reservoir, m, n + 1)
 
@@ -268,21 +277,22 @@ def _by_images(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor
     total, n, power = state[0] + still, state[1] + 1, state[2] + still.square().mean()
     mean = total / n
     w = (1 - (power / n) / mean.square().mean().clamp_min(1e-12) / n).clamp_min(0)
-    lengths = (1 - 2 * w * stage.lean + w.square() * stage.lean.mean()).clamp_min(1e-12).sqrt()
+    bias = stage.texts.bias
+    lengths = (1 - 2 * w * bias + w.square() * bias.mean()).clamp_min(1e-12).sqrt()
     return (still - w * mean) / lengths, (total, n, power)
 
 
 def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
     """The rule, plus the cosine to each class's mean feature without their common centre."""
     own, means, counts = state
-    logits, own = debias.observe(own, z, stage.lean, CAREFUL)
+    logits, own = debias.observe(own, z, f, stage.texts, CAREFUL)
     k = logits.argmax(keepdim=True)
     counts = counts + (torch.arange(len(z)) == k)
     means = means.index_add(0, k, (f - means.index_select(0, k)) / counts.gather(0, k))
     trust = counts / (counts + 3)
     middle = trust @ means / trust.sum()
     near = F.normalize(means - middle, dim=-1) @ F.normalize(f - middle, dim=-1)
-    return logits + own.course[debias.STRENGTH] * 0.3 * stage.scale * trust * near, (own, means, counts)
+    return logits + own.strength * 0.3 * stage.scale * trust * near, (own, means, counts)
 
 
 def _means(stage: Stage) -> tuple[Tensor, Tensor]:
@@ -318,8 +328,8 @@ UNWATCHED = variant("no detector", ALARM=float("inf"))
 ENDLESS = variant("no detector, no limit to memory", ALARM=float("inf"), MEMORY=float("inf"))
 ABLATIONS = (
     variant("frequent classes are given nothing back", LIFT=0.0),
-    variant("no class term", doubt=0.0),
-    variant("class term twice as strong", doubt=2 * CAREFUL),
+    variant("no class term", prior_weight=0.0),
+    variant("class term twice as strong", prior_weight=2 * CAREFUL),
     variant("always as for many classes", FEW=-1e9, MANY=-1e8),
     variant("always as for few classes", FEW=1e8, MANY=1e9),
     UNWATCHED,
@@ -329,13 +339,13 @@ ABLATIONS = (
 )
 TRIED = (
     Rule("James–Stein by images", lambda stage: (torch.zeros(len(stage.text)), *torch.zeros(2)), _by_images),
-    Rule("with class means as second classifier", lambda stage: (_centre(stage), *_means(stage)), _second),
-    whole("default, λ halved", weight=lambda own: 0.5 * _trust(own)),
-    whole("default, λ doubled", weight=lambda own: 2 * _trust(own)),
-    whole("default, λ times w", weight=lambda own: strength(own)[:, None] * _trust(own)),
-    whole("default, trust by turns alone", weight=lambda own: debias.trust(EVER, own.course[:, debias.TURNS])),
-    whole("default, trust by classes alone", weight=lambda own: debias.trust(own.tops, EVER)),
-    whole("default, all entries trusted", weight=lambda own: torch.ones_like(own.tops)),
+    Rule("with class means as second classifier", lambda stage: (_stream_mean(stage), *_means(stage)), _second),
+    whole("default, λ halved", weight=lambda own: 0.5 * debias.trust(own)),
+    whole("default, λ doubled", weight=lambda own: 2 * debias.trust(own)),
+    whole("default, λ times w", weight=lambda own: own.strength[:, None] * debias.trust(own)),
+    whole("default, trust by turns alone", weight=lambda own: debias.trust(own._replace(standout_counts=EVER))),
+    whole("default, trust by classes alone", weight=lambda own: debias.trust(own._replace(effective_samples=EVER))),
+    whole("default, all entries trusted", weight=lambda own: torch.ones_like(own.standout_counts)),
     whole("default, cosines of the paper", raw=True),
-    whole("default, both as in the paper", weight=lambda own: torch.ones_like(own.tops), raw=True),
+    whole("default, both as in the paper", weight=lambda own: torch.ones_like(own.standout_counts), raw=True),
 )

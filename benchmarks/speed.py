@@ -42,7 +42,7 @@ CONTENDERS = (
     ("TCA, R = 0.7", "tca", "tca", "fixed", 0.7),
     ("TCA with anchors (paper), R = 0.9", "tca", "tca", "paper", 0.9),
     ("default, R = 0.9", "tca", "tca", "default", 0.9),
-    ("default, R = 0.9, no centre", "tca", "tca", "default", 0.9, "off"),
+    ("default, R = 0.9, no debiasing", "tca", "tca", "default", 0.9, "off"),
 )
 Row = dict[str, Any]
 
@@ -60,11 +60,11 @@ def tower(name: str, device: str, dtype: torch.dtype) -> ViT:
 
 
 def contender(
-    vit: ViT, engine: str, C: int, method: str, reduce: str, name: str, R: float, centre: str = "", **options: Any
+    vit: ViT, engine: str, C: int, method: str, reduce: str, name: str, R: float, debias: str = "", **options: Any
 ) -> Method:
     """A method on random class embeddings."""
     text = torch.randn(C, vit.shape.embed, generator=torch.Generator().manual_seed(0))
-    chosen = preset(name, R=R, **options, **({"centre": centre} if centre else {}))
+    chosen = preset(name, R=R, **options, **({"debias": debias} if debias else {}))
     chosen = chosen._replace(condensation=resolve_reducer(reduce, chosen.condensation))
     return build(engine, method, Setup(vit, F.normalize(text, dim=-1).to(vit.positions), 100.0, chosen))
 
@@ -87,7 +87,7 @@ def full(method: Method) -> Method:
     state = method.state()
     C, M = state["ids"].shape
     ids, counts = torch.arange(C * M).view(C, M), torch.full((C,), M)
-    entries = {name: torch.randn_like(state[name]) for name in ("anchors", "features")}
+    entries = {name: torch.randn_like(state[name]) for name in ("anchors",)}
     method.restore({**state, **entries, "ids": ids.to(state["ids"]), "counts": counts.to(state["counts"])})
     return method
 

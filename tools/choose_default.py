@@ -64,11 +64,10 @@ def record(model: str, kind: str, severity: int, seed: int, images: int, options
     text = vlm.classifier(world.world_class_names(classes))
     scene = world.world_sample(images, seed, classes)
     pixels = (shifts.draw_shifted(scene, kind, severity)[0] - 0.5) / 0.5
-    condensation, adaptation, _ = preset("fixed", **options)
+    chosen = preset("fixed", **options)
+    condensation, adaptation = chosen.condensation, chosen.adaptation
     shape = vlm.vision.shape
-    state = reservoir.empty(
-        len(text), adaptation.M, shape.blocks.depth, shape.blocks.width, shape.embed, vlm.dtype, vlm.device
-    )
+    state = reservoir.empty(len(text), adaptation.M, shape.blocks.depth, shape.blocks.width, vlm.dtype, vlm.device)
     plain = torch.cat([encode(vlm.vision, batch).feature @ text.T for batch in pixels.split(100)]).argmax(dim=1)
     logits, before, after = [], [], []
     for image in tqdm(pixels, desc=f"{model} {kind} {severity}", leave=False):
@@ -76,8 +75,7 @@ def record(model: str, kind: str, severity: int, seed: int, images: int, options
         logits.append(zero_shot_logits(encoded, text, vlm.logit_scale)[0])
         tokens = encoded.tokens[0]
         before.append(cosines(tokens, state))
-        delta = reservoir.propose(state, tokens, encoded.feature[0], logits[-1], adaptation)
-        reservoir.apply_(state, delta)
+        reservoir.store_(state, reservoir.propose(state, tokens, encoded.feature[0], logits[-1], adaptation))
         after.append(cosines(tokens, state))
     seen = {"predict_first": torch.stack(before), "update_first": torch.stack(after)}
     return Recording(f"{model} {kind} {severity}", scene.index, plain, torch.stack(logits), seen)
