@@ -5,6 +5,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     coop,
     ctpt,
     difftpt,
+    dota,
     lsa,
     mta,
     neo,
