@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.errors import ConfigError
-from lessmore.lab.report.formats import escape_markdown
-from lessmore.paper.show import ReproductionPage, page
+from lessmore.lab.report.escape import markdown
+from lessmore.lab.report.grid import TablePage
+from lessmore.lab.report.write import markdown_table
+from lessmore.paper.show import page
 from lessmore.paper.stored import read_table
-from lessmore.paper.write import pipes
 from lessmore.storage.files import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -66,19 +67,19 @@ def of_model(values: list[Mapping[str, Any]], prose: Path) -> list[str]:
     """Heading, what holds for all tables, and the tables."""
     pages = [page(value) for value in values]
     common = [note for note in pages[0].notes if len(pages) > 1 and all(note in other.notes for other in pages)]
-    parts = [f"## The paper's tables, with {values[0]['model']}", *map(escape_markdown, common)]
+    parts = [f"## The paper's tables, with {values[0]['model']}", *map(markdown, common)]
     for value, shown in zip(values, pages, strict=True):
         parts += of_table(value, shown, prose, common)
     return parts
 
 
-def of_table(value: Mapping[str, Any], shown: ReproductionPage, prose: Path, said: list[str]) -> list[str]:
+def of_table(value: Mapping[str, Any], shown: TablePage, prose: Path, said: list[str]) -> list[str]:
     """Heading, what we make of it, command, grids, and the notes that are not said above."""
     words = [prose / f"{value['table']}.{value['model']}.md", prose / f"{value['table']}.md"]
     written = next((file.read_text(encoding="utf-8").strip() for file in words if file.is_file()), "")
-    notes = [escape_markdown(note) for note in shown.notes if note not in said]
-    parts = [f"### {escape_markdown(value['title'])}", written, f"```\n{shown.command}\n```"]
-    return [part for part in (*parts, *map(pipes, shown.grids), *notes) if part]
+    notes = [markdown(note) for note in shown.notes if note not in said]
+    parts = [f"### {markdown(value['title'])}", written, f"```\n{shown.command}\n```"]
+    return [part for part in (*parts, *(markdown_table(grid).rstrip() for grid in shown.grids), *notes) if part]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError
 from lessmore.lab.spec import RunSpec
 from lessmore.methods import list_methods
-from lessmore.paper.measured import PaperCell, estimates, grouped, resampled
+from lessmore.paper.measured import PaperCell, estimates, grouped, image_means
 from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, identity, plan_table
 from lessmore.paper.printed import PaperTable, paper
 from lessmore.paper.tables import OWN, TABLES, TableRow, find_table
@@ -229,7 +229,7 @@ def test_corruptions_of_the_same_photographs_are_not_more_photographs() -> None:
 def test_resampling_is_the_bootstrap() -> None:
     generator = np.random.default_rng(3)
     values = generator.integers(0, 4, size=(80, 2)) * 100 / 3
-    found = resampled(values, np.random.default_rng(0))
+    found = image_means(values, np.random.default_rng(0))
     drawn = values[generator.integers(80, size=(10_000, 80))].mean(axis=1)
     assert found.mean(axis=0) == pytest.approx(values.mean(axis=0), rel=0.01)
     assert np.quantile(found, (0.025, 0.975), axis=0) == pytest.approx(

@@ -22,9 +22,8 @@ pytest.importorskip("scipy")
 from lessmore.cli import main
 from lessmore.lab.store import read_rows
 from lessmore.paper.estimate import Throughput
-from lessmore.paper.stored import read_table
+from lessmore.paper.stored import FORMATS, read_table, to_json
 from lessmore.paper.tables import TABLES
-from lessmore.paper.write import FORMATS, to_json
 from tests.small_runs import NAMES, draw_folder
 
 IMAGES = 8

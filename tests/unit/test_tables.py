@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lessmore.cli import main
-from lessmore.lab.report.formats import to_csv, to_latex, to_markdown
-from lessmore.lab.report.tables import Cell, table
+from lessmore.lab.report import write
+from lessmore.lab.report.escape import csv_table
+from lessmore.lab.report.tables import Cell, ResultTable, result_page, run_lines, table
 
 
 def summary(
@@ -67,6 +68,14 @@ def summary(
         "cost": {"gmacs_paper": 1.5},
         "provenance": {"finished": finished, "device": device},
     }
+
+
+def to_markdown(of: ResultTable) -> str:
+    return write.to_markdown(result_page(of))
+
+
+def to_latex(of: ResultTable) -> str:
+    return write.to_latex(result_page(of))
 
 
 def rows(*summaries: dict[str, Any]) -> list[dict[str, str]]:
@@ -189,7 +198,7 @@ NASTY = "a|b & 50% of_$x #1 {y} ~z^ \\end{tabular} <b>*bold*</b>"
 def test_markdown_escapes() -> None:
     text = to_markdown(table([summary(NASTY, model="m|n\nnew")]))
     head, _, *body = text.split("\n\n")[0].splitlines()
-    assert "a\\|b" in head and "\\<b\\>\\*bold\\*" in head and "of\\_$x" in head
+    assert "a\\|b" in head and "\\<b\\>\\*bold\\*" in head and "of\\_\\$x" in head
     assert len(body) == 3 and "m\\|n new" in body[-1]
     assert {line.replace("\\|", "").count("|") for line in (head, *body)} == {8}
 
@@ -205,7 +214,9 @@ def test_latex_escapes_and_is_balanced() -> None:
 
 
 def test_csv_has_every_figure_and_no_formula() -> None:
-    text = to_csv([summary("=cmd()", accuracy=0.5, zero_shot=0.75, options={"lam": 2}), summary(model="@x", seed=3)])
+    text = csv_table(
+        run_lines([summary("=cmd()", accuracy=0.5, zero_shot=0.75, options={"lam": 2}), summary(model="@x", seed=3)])
+    )
     first, second = csv.DictReader(io.StringIO(text))
     assert first["spec.dataset"] == "'=cmd()" and second["spec.model"] == "'@x"
     assert first["metrics.gain"] == "-0.25" and first["metrics.accuracy_ci.low"] == "0.48"
@@ -246,12 +257,12 @@ def test_build_lists_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFi
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-@pytest.mark.parametrize("ending", ["md", "tex", "csv"])
+@pytest.mark.parametrize("ending", ["md", "tex", "html", "csv"])
 def test_build_writes_the_format_of_the_ending(ending: str, tmp_path: Path) -> None:
     put(tmp_path, "good", summary())
     output = tmp_path / f"table.{ending}"
     assert main(["build", str(tmp_path), "--output", str(output)]) == 0
-    start = {"md": "| model", "tex": "% needs", "csv": "key,"}[ending]
+    start = {"md": "| model", "tex": "% needs", "csv": "key,", "html": "<!DOCTYPE html>"}[ending]
     assert output.read_text(encoding="utf-8").startswith(start)
 
 
@@ -260,7 +271,7 @@ def test_build_writes_the_format_of_the_ending(ending: str, tmp_path: Path) -> N
     [
         (["nowhere"], "there is no file or folder nowhere"),
         (["."], "no finished run in ."),
-        ([".", "-o", "table.pdf"], "does not end in .md or .tex or .csv"),
+        ([".", "-o", "table.pdf"], "does not end in .md or .tex or .html or .csv"),
     ],
 )
 def test_build_refuses_in_one_line(

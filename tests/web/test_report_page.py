@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
-pytest.importorskip("jinja2")
 
 from PIL import Image
 

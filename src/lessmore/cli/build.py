@@ -1,17 +1,19 @@
-"""Collect the summaries of many runs into one table: Markdown, LaTeX, or CSV with every figure."""
+"""Collect the summaries of many runs into one table: Markdown, LaTeX, HTML, or CSV with every figure."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
-from lessmore.lab.report.formats import to_csv, to_latex, to_markdown
+from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.runs import find_runs
-from lessmore.lab.report.tables import SummaryView, table
+from lessmore.lab.report.tables import SummaryView, result_page, run_lines, table
+from lessmore.lab.report.write import to_html, to_latex, to_markdown
 from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
@@ -19,18 +21,18 @@ EXAMPLES = """examples:
   lessmore build results --output table.tex
   lessmore build results/*eurosat* more-results --output all.csv
 
-Markdown and LaTeX have a row per setting and a column per data set; the best of each model is bold. CSV has a line per
-run with all figures, for further work. Runs that are not finished are left out and listed, and the command then ends
-with exit code 3 instead of 0.
+Markdown, LaTeX and HTML have a row per setting and a column per data set; the best of each model is bold. CSV has a
+line per run with all figures, for further work. Runs that are not finished are left out and listed, and the command
+then ends with exit code 3 instead of 0.
 """
-ENDINGS = (".md", ".tex", ".csv")
+ENDINGS = (".md", ".tex", ".html", ".csv")
 
 
 def parser() -> ArgumentParser:
     """Arguments of `lessmore build`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("runs", type=str, nargs="+", help="folders of runs, searched to any depth, or summary files")
-    args.add_argument("--output", "-o", type=str, default="-", help="table.md, .tex or .csv; - prints Markdown")
+    args.add_argument("--output", "-o", type=str, default="-", help="table.md, .tex, .html or .csv; - prints Markdown")
     return args
 
 
@@ -53,9 +55,11 @@ def run(args: Namespace) -> int:
 
 def _write(summaries: list[SummaryView], left_out: list[str], ending: str) -> str:
     if ending == ".csv":
-        return to_csv(summaries)
-    arranged = table(summaries, left_out)
-    return to_latex(arranged) if ending == ".tex" else to_markdown(arranged)
+        return csv_table(run_lines(summaries))
+    page = result_page(table(summaries, left_out))
+    if ending == ".html":
+        return to_html(replace(page, title="Results"), "lessmore build")
+    return to_latex(page) if ending == ".tex" else to_markdown(page)
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[SummaryView], list[str]]:

@@ -29,9 +29,8 @@ from lessmore.paper.dryrun import dry_run
 from lessmore.paper.figures import FIGURES
 from lessmore.paper.measured import gather
 from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, finished, identity, plan_table
-from lessmore.paper.stored import check_formats, read_table, save_table
+from lessmore.paper.stored import FORMATS, check_formats, read_table, save_table
 from lessmore.paper.tables import TABLES, TableSpec, find_table
-from lessmore.paper.write import FORMATS
 
 EXAMPLES = """examples:
   lessmore reproduce --list

@@ -15,6 +15,7 @@ from lessmore.errors import ConfigError
 
 MetricRow = Mapping[str, Any]
 Hits = NDArray[np.bool_]
+Array = NDArray[np.float64]
 
 DRAWS = 10_000
 BINS = 15
@@ -42,23 +43,42 @@ def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
     }
 
 
-def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
-    """Accuracy of the method and of matched zero-shot, and the paired gain, with 95 % bootstrap intervals.
+def resampled(kinds: Array, counts: NDArray[Any], generator: np.random.Generator) -> Array:
+    """Means of bootstrap samples: of as many images, drawn with replacement.
 
-    Drawing images with replacement is drawing how many of each of the four pairs of outcomes there are, so the
-    multinomial distribution gives the resamples themselves, whatever the number of images.
+    Drawing images is drawing how often each kind of image occurs, so the multinomial distribution gives the samples
+    themselves, whatever the number of images.
+
+    Args:
+        kinds: Values that occur, [k, v].
+        counts: How many images have each of them, [k].
+        generator: Where the draws come from.
+
+    Returns:
+        Means of the values in each of `DRAWS` samples, [DRAWS, v].
     """
+    n = counts.sum()
+    means: Array = (generator.multinomial(n, counts / n, size=DRAWS) @ kinds) / n
+    return means
+
+
+def interval(draws: Array) -> Array:
+    """The 95 % interval of draws [d, ...], as [2, ...]: low and high."""
+    bounds: Array = np.quantile(draws, (0.025, 0.975), axis=0)
+    return bounds
+
+
+def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
+    """Accuracy of the method and of matched zero-shot, and the paired gain, with 95 % bootstrap intervals."""
     names = ("accuracy", "zero_shot_accuracy", "gain")
     intervals = ("accuracy_ci", "zero_shot_ci", "gain_ci")
     n = len(right)
     if not n:
         return dict.fromkeys((*names, *intervals))
-    cells = np.array([(right & plain).sum(), (right & ~plain).sum(), (~right & plain).sum(), (~right & ~plain).sum()])
-    draws = np.random.default_rng(0).multinomial(n, cells / n, size=DRAWS)
-    weights = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, -1, 0]])
-    values = (weights @ cells) / n
-    bounds = np.quantile((draws @ weights.T) / n, (0.025, 0.975), axis=0).T
-    return dict(zip((*names, *intervals), [*map(float, values), *bounds.tolist()], strict=True))
+    counts = np.array([(right & plain).sum(), (right & ~plain).sum(), (~right & plain).sum(), (~right & ~plain).sum()])
+    kinds = np.array([[1, 1, 0], [1, 0, 1], [0, 1, -1], [0, 0, 0]])
+    bounds = interval(resampled(kinds, counts, np.random.default_rng(0))).T
+    return dict(zip((*names, *intervals), [*map(float, counts @ kinds / n), *bounds.tolist()], strict=True))
 
 
 def mcnemar(right: Hits, plain: Hits) -> float:

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lessmore.errors import StateError
+from lessmore.lab.metrics import Array, interval, resampled
 from lessmore.lab.store import read_rows
 from lessmore.lab.summary import RunSummary
 from lessmore.paper.plan import TablePlan, identity
 
-DRAWS = 10_000
 KINDS = ("accuracy", "zero_shot", "gain")
-Array = NDArray[np.float64]
 
 
 class PerImage(NamedTuple):
@@ -84,8 +83,8 @@ def estimates(cells: Sequence[PaperCell]) -> dict[str, list[float]]:
     """Mean over the cells of accuracy, matched zero-shot's and the gain between them, each as [value, low, high]."""
     generator = np.random.default_rng(0)
     value = np.mean([cell.values.means.mean(axis=0) for cell in cells], axis=0)
-    draws = np.sum([share * resampled(means, generator) for means, share in _by_data(cells)], axis=0)
-    low, high = np.quantile(_with_gain(draws), (0.025, 0.975), axis=0)
+    draws = np.sum([share * image_means(means, generator) for means, share in _by_data(cells)], axis=0)
+    low, high = interval(_with_gain(draws))
     columns = zip(_with_gain(value[None])[0], low, high, strict=True)
     return {kind: [round(float(v), 4) for v in column] for kind, column in zip(KINDS, columns, strict=True)}
 
@@ -106,15 +105,9 @@ def _by_data(cells: Sequence[PaperCell]) -> Iterable[tuple[Array, float]]:
         yield joined.means, len(own) / len(cells)
 
 
-def resampled(values: Array, generator: np.random.Generator) -> Array:
-    """Means of `DRAWS` samples with replacement, [DRAWS, 2], of the images' values [n, 2].
-
-    Few different values occur, so drawing how often each of them does gives the samples themselves.
-    """
-    kinds, counts = np.unique(values.round(6), axis=0, return_counts=True)
-    draws = generator.multinomial(len(values), counts / len(values), size=DRAWS)
-    means: Array = draws @ kinds / len(values)
-    return means
+def image_means(values: Array, generator: np.random.Generator) -> Array:
+    """Bootstrap means, [DRAWS, 2], of the images' values [n, 2], of which few differ."""
+    return resampled(*np.unique(values.round(6), axis=0, return_counts=True), generator)
 
 
 def _with_gain(values: Array) -> Array:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
+from lessmore.lab.report.grid import TableGrid, TablePage, Text
 from lessmore.paper.notes import TablePlace, Value, from_zero_shot, is_plain, marks, notes
 
 NONE = "–"
@@ -14,38 +14,12 @@ TUNED = "†"
 MARKED = "‡"
 
 
-class Text(NamedTuple):
-    """What stands in a cell."""
-
-    text: str
-    strong: bool = False
-
-
-@dataclass(frozen=True)
-class TableGrid:
-    """Lines of a common length, the head first; the first column names the line."""
-
-    title: str
-    head: tuple[str, ...]
-    lines: tuple[tuple[Text, ...], ...]
-
-
-@dataclass(frozen=True)
-class ReproductionPage:
-    """All that is shown of a table."""
-
-    title: str
-    command: str
-    grids: tuple[TableGrid, ...]
-    notes: tuple[str, ...]
-
-
-def page(value: Value) -> ReproductionPage:
+def page(value: Value) -> TablePage:
     """The table as it is read."""
     beside, compared = _beside(value)
     second = _calibration(value) if from_zero_shot(value) else _changes(value)
     grids = (_measured(value), *([second] if second.lines else []), *([beside] if compared else []))
-    return ReproductionPage(f"{value['title']}: {value['model']}", command(value), grids, tuple(notes(value, compared)))
+    return TablePage(f"{value['title']}: {value['model']}", grids, tuple(notes(value, compared)), command(value))
 
 
 def command(value: Value) -> str:

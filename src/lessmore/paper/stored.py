@@ -1,17 +1,72 @@
-"""Tables on the disk: NAME.json with everything, and whatever is made of it."""
+"""Tables on the disk: NAME.json with everything, and Markdown, LaTeX, HTML and CSV that are made of it alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lessmore.errors import ConfigError, unknown
+from lessmore.lab.report.escape import csv_table
+from lessmore.lab.report.write import to_html, to_latex, to_markdown
 from lessmore.paper.compare import SCHEMA
 from lessmore.paper.notes import Value
+from lessmore.paper.show import page
 from lessmore.paper.tables import TABLES
-from lessmore.paper.write import FORMATS, to_json
 from lessmore.storage.files import replacing
+
+
+def to_json(value: Value) -> str:
+    """One line per row, so that a change shows where it is."""
+    parts = [f"{json.dumps(name)}: {_listed(content)}" for name, content in value.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _listed(content: Any) -> str:
+    if isinstance(content, list) and any(isinstance(entry, dict) for entry in content):
+        return "[\n " + ",\n ".join(json.dumps(entry, ensure_ascii=False) for entry in content) + "\n]"
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _csv(value: Value) -> str:
+    """One line per row and column, averages included, with every figure of it."""
+    return csv_table(line for row in value["rows"] for line in _csv_lines(value, row))
+
+
+def _csv_lines(value: Value, row: Value) -> Iterable[dict[str, Any]]:
+    settings = row["settings"] or {}
+    about = {"table": value["table"], "model": value["model"], "row": row["name"], "tuned": row["tuned"]}
+    about |= {name: settings.get(name) for name in ("method", "reducer", "preset", "R")}
+    about["options"] = json.dumps(settings.get("options", {}), sort_keys=True)
+    places = [{"dataset": c["dataset"], "corruption": c["corruption"]} for c in value["columns"]]
+    places += [{"dataset": name, "corruption": None} for name in row["averages"]]
+    for place, cell in zip(places, [*row["cells"], *row["averages"].values()], strict=True):
+        yield {**about, **place, **_flat(cell), "paper_gmacs": row["paper_gmacs"]}
+
+
+def _flat(cell: Value) -> dict[str, Any]:
+    """Intervals become three columns, lists one text."""
+    flat: dict[str, Any] = {}
+    for name in ("accuracy", "zero_shot", "gain", "change"):
+        flat |= dict(zip((name, f"{name}_low", f"{name}_high"), cell.get(name, (None,) * 3), strict=True))
+    ours, paper = flat["accuracy"], cell["paper"]
+    flat |= {"paper": paper, "difference": None if ours is None or paper is None else round(ours - paper, 4)}
+    flat |= {name: cell.get(name) for name in ("images", "failed", "ece", "zero_shot_ece", "tokens_kept")}
+    flat |= {f"gmacs_{name}": cost for name, cost in (cell.get("gmacs") or {}).items()}
+    flat["seeds"] = " ".join(map(str, cell.get("seeds", ())))
+    flat["gain_by_seed"] = " ".join(map(str, cell.get("gain_by_seed", ())))
+    flat["marks"] = "; ".join(cell["paper_marks"])
+    return flat
+
+
+FORMATS: Mapping[str, tuple[str, Callable[[Value], str]]] = {
+    "markdown": (".md", lambda value: to_markdown(page(value))),
+    "csv": (".csv", _csv),
+    "latex": (".tex", lambda value: to_latex(page(value))),
+    "html": (".html", lambda value: to_html(page(value), "lessmore reproduce")),
+}
+"""Endings of the files and what makes their content."""
 
 
 def save_table(value: Value, folder: Path, formats: Iterable[str]) -> list[Path]:

@@ -168,6 +168,6 @@ def gain_verdict(low: float, high: float) -> str:
     return "good" if low > 0 else "bad" if high < 0 else "unsure"
 
 
-def signed_number(value: float, digits: int = 1) -> str:
-    """With its sign, and a minus as long as the plus."""
-    return f"{value:+.{digits}f}".replace("-", "−")
+def signed_number(value: float, digits: int = 1, sign: str = "+") -> str:
+    """With its sign, and a minus as long as the plus; `sign` may be empty, for none before positive numbers."""
+    return f"{value:{sign}.{digits}f}".replace("-", "−")

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 import lessmore
 from lessmore.core.costs import costs
 from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoStream, Result, kind
+from lessmore.lab.metrics import interval, resampled
 from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate
 from lessmore.methods.resolve import resolve
 
 SCHEMA = "lessmore.demo/1"
 _FIRST = 20  # running accuracies of fewer images say nothing
-_RESAMPLES = 2000
 _Z = 1.959964  # 97.5 % point of the normal distribution
 
 
@@ -57,10 +57,8 @@ def paired(differences: Sequence[NDArray[np.float64]], seed: int = 0) -> Estimat
     Images are drawn again within their stream, each with both its answers.
     """
     generator = np.random.default_rng(seed)
-    means = np.mean(
-        [d[generator.integers(len(d), size=(_RESAMPLES, len(d)))].mean(axis=1) for d in differences], axis=0
-    )
-    low, high = np.quantile(means, (0.025, 0.975))
+    draws = np.mean([resampled(*np.unique(d[:, None], axis=0, return_counts=True), generator) for d in differences], 0)
+    low, high = interval(draws[:, 0])
     return Estimate(100 * float(np.mean([d.mean() for d in differences])), 100 * float(low), 100 * float(high))
 
 

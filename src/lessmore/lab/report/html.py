@@ -6,17 +6,15 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import lessmore
-from lessmore.errors import ConfigError
 from lessmore.lab.report import charts, detail
 from lessmore.lab.report.album import Album, AlbumEntry
 from lessmore.lab.report.browser import names_of, payload
 from lessmore.lab.report.overview import Overview, OverviewLine, cost_chart, overview
-from lessmore.lab.report.page import part
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tables import TUNED
+from lessmore.lab.report.write import part, render
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,11 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
     numbers = {run.summary["key"]: number for number, run in enumerate(runs)}
     titles = [title(run) for run in runs]
     script = part("report.js")
-    return _template().render(
+    return render(
+        "report.html",
+        signed=charts.signed_number,
+        interval=charts.interval,
+        verdict=charts.gain_verdict,
         version=lessmore.__version__,
         lead=lead(found),
         overview=found,
@@ -50,22 +52,9 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         panels=[_panel(i, titles[i], run, album) for i, (run, album) in enumerate(zip(runs, albums, strict=True))],
         left_out=left_out,
         data=payload(titles, [run.rows for run in runs], albums),
-        styles=part("base.css") + part("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _template() -> Any:
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise ConfigError("the report needs jinja2; install it with: pip install 'lessmore[report]'") from error
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    environment.filters.update(signed=charts.signed_number, thousands="{:,}".format)
-    environment.globals.update(interval=charts.interval, verdict=charts.gain_verdict)
-    return environment.from_string(part("report.html"))
 
 
 def title(run: Finished) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib import resources
-from string import Template
 
-from lessmore.lab.report.charts import Axis, Plot, round_axis
+from lessmore.lab.report.charts import Axis, Plot, round_axis, signed_number
+from lessmore.lab.report.write import render
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,17 @@ class DemoRow:
     ms: float
     gain: bool = False
     """A difference to the first row: values get a sign, costs are a change in percent."""
+
+    def shown(self) -> Iterator[tuple[str, str]]:
+        """What stands in each cell, large and small."""
+        sign = "+" if self.gain else ""
+        for cell in self.cells:
+            value, low, high = (signed_number(v, sign=sign) for v in (cell.value, cell.low, cell.high))
+            yield value, f"{low} … {high}"
+        if self.gain:
+            yield from ((f"{signed_number(cost, 0)} %", "") for cost in (self.gmacs, self.ms))
+        else:
+            yield from ((f"{self.gmacs:.3f}", ""), (f"{self.ms:.1f}", ""))
 
 
 @dataclass(frozen=True)
@@ -81,66 +90,15 @@ class DemoPage:
 def render_demo(page: DemoPage) -> str:
     """The page as HTML text that loads nothing from anywhere."""
     y = round_axis(value for chart in page.charts for curve in chart.curves.values() for value in curve)
-    return Template(part("demo.html")).substitute(
-        style=part("base.css"),
-        title=escape(page.title),
-        lead=escape(page.lead),
-        facts="".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in page.facts.items()),
-        head="".join(f'<th scope="col">{escape(name)}</th>' for name in page.columns),
-        body="".join(_row(row) for row in page.rows if not row.gain),
-        gains="".join(_row(row) for row in page.rows if row.gain),
-        notes=escape(page.notes),
-        legend=_legend(page.charts),
-        charts="".join(_chart(chart, y) for chart in page.charts),
-        gallery=escape(page.gallery),
-        exhibits="".join(_exhibit(exhibit) for exhibit in page.exhibits),
-    )
+    legend = list(page.charts[0].curves) if page.charts else []
+    return render("demo.html", page=page, legend=legend, charts=[_chart(chart, y) for chart in page.charts])
 
 
-def part(name: str) -> str:
-    """A file that pages are made of."""
-    return resources.files("lessmore.lab.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _row(row: DemoRow) -> str:
-    sign = "+" if row.gain else ""
-    cells = "".join(
-        f"<td>{cell.value:{sign}.1f}<small>{cell.low:{sign}.1f} … {cell.high:{sign}.1f}</small></td>"
-        for cell in row.cells
-    )
-    gmacs, ms = (f"{row.gmacs:+.0f} %", f"{row.ms:+.0f} %") if row.gain else (f"{row.gmacs:.3f}", f"{row.ms:.1f}")
-    cells += f"<td>{gmacs}</td><td>{ms}</td>"
-    return f'<tr><th scope="row">{escape(row.name)}</th>{cells.replace("-", "−")}</tr>\n'
-
-
-def _legend(charts: Sequence[Chart]) -> str:
-    names = list(charts[0].curves) if charts else []
-    line = '<svg viewBox="0 0 34 10" aria-hidden="true"><line x1="1" y1="5" x2="33" y2="5" class="curve c{}"/></svg>'
-    return "".join(f"<li>{line.format(i)} {escape(name)}</li>" for i, name in enumerate(names))
-
-
-def _chart(chart: Chart, y: Axis) -> str:
-    """A figure with its caption; the numbers at the end of the stream are in the text as well."""
+def _chart(chart: Chart, y: Axis) -> tuple[str, str, str]:
+    """Drawing, title and caption; the numbers at the end of the stream are in the text as well."""
     ends = ", ".join(f"{name} {curve[-1]:.1f} %" for name, curve in chart.curves.items() if curve)
     last = chart.first + max((len(curve) for curve in chart.curves.values()), default=0) - 1
     plot = Plot(Axis(chart.first, last, ((chart.first, f"{chart.first}"), (last, f"{last} images"))), y)
     for number, curve in enumerate(chart.curves.values()):
         plot.line(list(enumerate(curve, start=chart.first)), f"curve c{number}")
-    return (
-        f"<figure>{plot.svg(f'Running accuracy, {chart.title}; at the end: {ends}')}"
-        f"<figcaption><b>{escape(chart.title)}</b> at the end: {escape(ends)}</figcaption></figure>\n"
-    )
-
-
-def _exhibit(exhibit: Exhibit) -> str:
-    pictures = "".join(
-        f'<figure><img src="{escape(p.uri, quote=True)}" alt="{escape(p.alt, quote=True)}" width="64" height="64">'
-        f"<figcaption>{escape(p.caption)}</figcaption></figure>"
-        for p in exhibit.panels
-    )
-    return (
-        f'<article><h3><span class="verdict {escape(exhibit.verdict, quote=True)}">{escape(exhibit.verdict)}</span> '
-        f"{escape(exhibit.truth)} <small>{escape(exhibit.shift)}</small></h3>"
-        f'<div class="strip">{pictures}</div>'
-        f"<p>zero-shot: {escape(exhibit.before)} → TCA: {escape(exhibit.after)}</p></article>\n"
-    )
+    return plot.svg(f"Running accuracy, {chart.title}; at the end: {ends}"), chart.title, f"at the end: {ends}"

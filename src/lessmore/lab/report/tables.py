@@ -1,4 +1,4 @@
-"""Many runs arranged as one table, as a pure function of their summaries; `lessmore.lab.report.formats` writes it down.
+"""Many runs arranged as one table, as a pure function of their summaries; `lessmore.lab.report.write` writes it down.
 
 A row is a setting, a column a stream of images, a cell the mean over seeds. Seeds put the same images into another
 order, so they do not narrow the interval: ± is half the width of a run's own 95 % interval, averaged over the seeds.
@@ -6,10 +6,13 @@ order, so they do not narrow the interval: ± is half the width of a run's own 9
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
+
+from lessmore.lab.report.grid import TableGrid, TablePage, Text
 
 SummaryView = Mapping[str, Any]
 """The content of one summary.json."""
@@ -45,7 +48,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """What Markdown and LaTeX show."""
+    """What Markdown, LaTeX and HTML show."""
 
     head: tuple[str, ...]
     """Names of the settings that `Row.labels` holds."""
@@ -209,3 +212,46 @@ def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[s
     if incomplete:
         notes.append(f"Not finished or not readable, left out: {', '.join(incomplete)}.")
     return tuple(notes)
+
+
+def result_page(of: ResultTable) -> TablePage:
+    """The table as it is written down."""
+    settings = (*of.head, "seeds")
+    images = ("images", *("" for _ in of.head), *of.images)
+    lines = tuple(_line(of, row) for row in of.rows)
+    return TablePage("", (TableGrid("", (*settings, *of.columns), lines, len(settings), images),), of.notes)
+
+
+def _line(of: ResultTable, row: ResultRow) -> tuple[Text, ...]:
+    cells = (_text(cell, of.best(row, i)) for i, cell in enumerate(row.cells))
+    return (*map(Text, (*row.labels, row.seeds)), *cells)
+
+
+def _text(cell: Cell | None, best: bool) -> Text:
+    if cell is None:
+        return Text("–")
+    interval = "" if cell.half is None else f"± {cell.half:.2f}"
+    gain = "" if cell.gain is None else f"({cell.gain:+.2f})"
+    return Text(f"{cell.accuracy:.2f}", best, " ".join(filter(None, (interval, gain))))
+
+
+def run_lines(summaries: Iterable[SummaryView]) -> Iterable[dict[str, Any]]:
+    """One line per run with every single figure; fractions as the summaries have them, not percent."""
+    return (dict(_flat(run)) for run in summaries)
+
+
+_PARTS = ("spec", "dataset", "metrics", "cost")
+
+
+def _flat(run: SummaryView) -> Iterable[tuple[str, Any]]:
+    """Names and single values; an interval becomes two, lists such as the accuracy over time are left out."""
+    yield "key", run["key"]
+    yield "tuned_on", run.get("tuned_on")
+    for part in _PARTS:
+        for name, value in run.get(part, {}).items():
+            if name.endswith("_ci") and value is not None:
+                yield from zip((f"{part}.{name}.low", f"{part}.{name}.high"), value, strict=True)
+            elif isinstance(value, Mapping):
+                yield f"{part}.{name}", json.dumps(value, sort_keys=True)
+            elif not isinstance(value, (list, tuple)):
+                yield f"{part}.{name}", value
