@@ -9,6 +9,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     lsa,
     mta,
     neo,
+    oga,
     onzeta,
     sar,
     tca,
