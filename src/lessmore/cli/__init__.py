@@ -1,7 +1,9 @@
 """The command line: one small file per command, imported only when that command is used.
 
-A command is a module of this folder with `parser()`, which must not import torch, and `run(args)`. Its name stands in
-`COMMANDS`, and the first line of its docstring is its help.
+A command is a module with `parser()`, which must not import torch, and `run(args)`, which returns an exit code. Our own
+are the modules of this folder that `COMMANDS` names, and the first line of a docstring is the help. Installed packages
+name theirs in the entry point group `lessmore.commands`. Everything may come in here, and nobody imports this room.
+Read `classify.py` first.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import ast
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -20,6 +23,7 @@ import lessmore
 from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter
 from lessmore.cli.options import spread_options
 from lessmore.errors import LessmoreError, unknown
+from lessmore.registry import Registry
 
 COMMANDS = (
     "demo",
@@ -37,6 +41,13 @@ COMMANDS = (
     "report",
     "reproduce",
 )
+REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
+    "command", "lessmore.commands", adopt=lambda module: lambda: module
+)
+"""Every command by name, as a function that imports its module."""
+for _name in COMMANDS:
+    _home = f"{__name__}.{_name.replace('-', '_')}"
+    REGISTRY.add(_name, partial(import_module, _home), source=_home)
 _COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report")
 """Commands that run a model in this process; the others start processes, which set their own threads."""
 EXAMPLES = """examples:
@@ -72,18 +83,19 @@ def parse(words: Sequence[str]) -> Namespace:
     """The command in `subcommand`, and its arguments under its name; wrong usage ends the process with 2."""
     name = next((word for word in words if not word.startswith("-")), None)
     parser = _parser(name)
-    if name is not None and name not in COMMANDS:
-        parser.error(unknown("command", name, COMMANDS))
+    if name is not None and name not in _names():
+        parser.error(unknown("command", name, _names()))
     return parser.parse_args(spread_options(words))
 
 
 def find_command(name: str) -> ModuleType:
     """The module of a command."""
-    return import_module(_module(name))
+    return REGISTRY.find(name)()
 
 
-def _module(name: str) -> str:
-    return f"{__name__}.{name.replace('-', '_')}"
+def _names() -> list[str]:
+    """Our own commands in the order of a newcomer's way, then those of installed packages."""
+    return list(dict.fromkeys([*COMMANDS, *REGISTRY.names()]))
 
 
 def _parser(chosen: str | None) -> ArgumentParser:
@@ -96,7 +108,7 @@ def _parser(chosen: str | None) -> ArgumentParser:
         version=lessmore.__version__,
     )
     commands = parser.add_subcommands(required=True)
-    for name in COMMANDS:
+    for name in _names():
         own = find_command(name).parser() if name == chosen else ArgumentParser()
         commands.add_subcommand(name, own, help=_help(name))
     return parser
@@ -104,8 +116,9 @@ def _parser(chosen: str | None) -> ArgumentParser:
 
 def _help(name: str) -> str:
     """The first line of a command's docstring, read without importing the command and all it needs."""
-    module = _module(name).rpartition(".")[2]
-    source = pkgutil.get_data(__name__, f"{module}.py") or b""
+    if name not in COMMANDS:
+        return "of an installed package"
+    source = pkgutil.get_data(__name__, f"{name.replace('-', '_')}.py") or b""
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 

@@ -1,0 +1,1 @@
+"""Toy additions to lessmore, each in a file of its own."""
