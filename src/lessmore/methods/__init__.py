@@ -1,6 +1,7 @@
 """Methods: how a stream of images becomes predictions."""
 
 from lessmore.methods import (  # noqa: F401  (registers them)
+    bca,
     cocoop,
     coop,
     ctpt,

@@ -1,6 +1,6 @@
 """OGA: Gaussians fitted to the most confident images of every class multiply zero-shot's answer.
 
-Fuchs et al., "Online Gaussian Test-Time Adaptation of Vision-Language Models", 2025. Every class keeps the M features
+Fuchs et al., "Online Gaussian Adaptation of Vision-Language Models", arXiv 2501.04352. Every class keeps the M features
 of lowest entropy among the images that zero-shot gives it. d is the dimension of features, p zero-shot's answer, and R
 the covariance, about their own mean, of what the n stored features have beyond the means of their classes:
 
