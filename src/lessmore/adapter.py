@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from lessmore.config import Preset
+from lessmore.core.algorithm import algorithm
 from lessmore.core.condense.source import SourceMap, source_map
 from lessmore.engines import check_engine
 from lessmore.engines.answers import Answered, Answerer, Failure, Health
-from lessmore.errors import ConfigError, ImageError, NonFiniteError
+from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
 from lessmore.methods.resolve import resolve
+from lessmore.methods.saved import forms_of, problem_of
 from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, to_pixels, to_views
 from lessmore.models.vlm import VLM
 from lessmore.prompts import Templates, class_names, prompts, template_texts
-from lessmore.storage import statefile
+from lessmore.storage.state import read_counts, read_state, write_state
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Adapter:
             StateError: The file cannot be written.
         """
         tensors, health = self._answerer.state()
-        statefile.write_state(Path(path), tensors, {"health": asdict(health), **self._identity()})
+        write_state(Path(path), tensors, self._identity(), {"health": asdict(health)})
 
     def restore(self, path: str | Path) -> None:
         """Go on from a file of `save`. If the file is refused, the adapter stays as it is.
@@ -185,8 +187,15 @@ class Adapter:
         Raises:
             StateError: The file is damaged, or belongs to another model, class list, method or setting.
         """
-        tensors, facts = statefile.read_state(Path(path), self._identity())
-        self._answerer.restore(tensors, Health(**facts["health"]))
+        forms, problem = forms_of(self._answerer.method), problem_of(self.method_name)
+        tensors, facts = read_state(Path(path), self._identity(), forms, problem)
+        counts = read_counts(Health, facts.get("health"), path)
+        before = self._answerer.state()
+        try:
+            self._answerer.restore(tensors, counts)
+        except Exception as error:  # a method of somebody else's that cannot use what it once gave
+            self._answerer.restore(*before)
+            raise StateError(f"{path} cannot be restored ({error}); start with reset()") from error
 
     def _try_pixels(self, image: Image) -> Tensor | ImageError:
         """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
@@ -220,6 +229,7 @@ class Adapter:
             "options": {} if options is None else asdict(options),
             **asdict(self.preset.condensation),
             **asdict(self.preset.adaptation),
+            "algorithm": algorithm(),
         }
         plain: dict[str, Any] = json.loads(json.dumps(identity))
         return plain

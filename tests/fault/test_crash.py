@@ -23,7 +23,7 @@ from lessmore.lab.job import prepare_job
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store
-from lessmore.storage import files
+from lessmore.storage import files, sealed
 from tests.small_runs import draw_folder, only_run, results
 
 IMAGES = 3
@@ -98,7 +98,7 @@ class FaultyOS:
                 os.truncate(path, size)
 
 
-SAVE_FILE = files.save_file
+SAVE_FILE = sealed.save_file
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def faults(k: int, fault: Callable[[], BaseException] = Crash) -> Iterator[Fault
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", faulty)
         patch.setattr(store, "os", faulty)
-        patch.setattr(files, "save_file", faulty.save_file)
+        patch.setattr(sealed, "save_file", faulty.save_file)
         yield faulty
 
 

@@ -11,24 +11,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import warnings
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lessmore.config import Condensation
+from lessmore.core.algorithm import ENCODING
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, Encoded, encode
 from lessmore.core.vit import ViT
-from lessmore.storage.files import write_safetensors
+from lessmore.errors import StateError
+from lessmore.storage.cache import Cache, cache_folder, drop, warn_uncached
+from lessmore.storage.sealed import read_facts, read_tensors, write_tensors
 
-SCHEMA = "lessmore.encodings/1"
+_log = logging.getLogger(__name__)
+SCHEMA = "lessmore.encodings/2"
+_MOST = 1 << 31  # bytes of a shard
+_REMEDY = "its images are encoded again"
+_OPEN = 16  # shards that are kept in memory
 _SHARD = 64  # images: what a killed run has to encode again at most
 
 
@@ -52,36 +57,35 @@ def effective(condensation: Condensation) -> Condensation:
     return condensation if condensation.active else replace(PLAIN, summary=condensation.summary)
 
 
-def cache_folder(cache: bool | str | Path, identity: Mapping[str, Any], condensation: Condensation) -> Path | None:
-    """Where encodings of what `identity` names lie; None where cache is False."""
-    if cache is False:
-        return None
-    default = os.environ.get("LESSMORE_CACHE") or Path.home() / ".cache" / "lessmore"
-    made_of = {"schema": SCHEMA, **identity, "condensation": asdict(condensation)}
+def encodings_folder(cache: Cache, identity: Mapping[str, Any], condensation: Condensation) -> Path | None:
+    """Where encodings of what `identity` names lie; None where there is no cache."""
+    made_of = {"schema": SCHEMA, "algorithm": ENCODING, **identity, "condensation": asdict(condensation)}
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-    return Path(default if cache is True else cache) / "encodings" / digest[:32]
+    return cache_folder(cache, "encodings", digest[:32])
 
 
 class Shards:
-    """The encodings in one folder; with folder None it only remembers the last ones."""
+    """The encodings in one folder; with folder None it only remembers the last ones.
+
+    Every shard is checked as a whole when the first of its images is asked for. One that is damaged is removed with a
+    line in the log, and its images are encoded again.
+    """
 
     def __init__(self, folder: Path | None, tokens: bool) -> None:
         self.folder = folder
         self.tokens = tokens
         self._place: dict[str, tuple[Path, int]] = {}
         self._new: dict[str, CachedEncoding] = {}
-        self._open: Callable[[Path], Any] = functools.lru_cache(maxsize=64)(lambda path: safe_open(path, "pt"))
+        self._open = functools.lru_cache(maxsize=_OPEN)(self._read)
         for path in sorted(folder.glob("*.safetensors")) if folder else ():
             self._place.update((name, (path, row)) for row, name in enumerate(self._ids(path)))
 
     def _ids(self, path: Path) -> list[str]:
-        """The images of a shard; none where it cannot be read or lacks the tokens."""
-        try:
-            with safe_open(path, framework="pt") as shard:
-                usable = not self.tokens or "tokens" in shard.keys()  # noqa: SIM118  (not a dict)
-                return json.loads(shard.metadata()["ids"]) if usable else []
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-            return []
+        """The images that a shard claims to hold; none where it lacks the tokens."""
+        facts = read_facts(path, SCHEMA)
+        ids = facts.get("ids")
+        usable = isinstance(ids, list) and (facts.get("tokens") is True or not self.tokens)
+        return [name for name in ids if isinstance(name, str)] if usable and isinstance(ids, list) else []
 
     def __contains__(self, name: str) -> bool:
         return name in self._place or name in self._new
@@ -92,20 +96,38 @@ class Shards:
             return self._new.get(name)
         path, row = self._place[name]
         try:
-            return self._read(path, row)
-        except (SafetensorError, OSError):
+            shard = self._open(path)
+        except StateError as error:
+            _log.warning("%s", error)
+            drop(path)
+            self._place = {image: place for image, place in self._place.items() if place[0] != path}
             return None
-
-    def _read(self, path: Path, row: int) -> CachedEncoding:
-        shard = self._open(path)
         # Cloned, because where a tensor lies in memory may decide how a product of it is rounded.
-        feature = shard.get_slice("feature")[row : row + 1].clone()
-        tokens = shard.get_slice("tokens")[row : row + 1].clone() if self.tokens else feature.new_empty(1, 0, 0)
-        return CachedEncoding(Encoded(feature, tokens, []), int(shard.get_slice("kept")[row : row + 1]))
+        feature = shard["feature"][row : row + 1].clone()
+        tokens = shard["tokens"][row : row + 1].clone() if self.tokens else feature.new_empty(1, 0, 0)
+        return CachedEncoding(Encoded(feature, tokens, []), int(shard["kept"][row]))
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of a shard, checked."""
+        try:
+            tensors, facts = read_tensors(path, SCHEMA, _MOST, _REMEDY)
+        except FileNotFoundError as error:
+            raise StateError(f"{path} has gone; {_REMEDY}") from error
+        rows = [place for place in self._place.values() if place[0] == path]
+        shapes = {"feature": 2, "kept": 1} | ({"tokens": 3} if facts.get("tokens") is True else {})
+        fits = tensors.keys() == shapes.keys() and all(
+            tensor.ndim == shapes[name] and len(tensor) >= len(rows) and bool(tensor.isfinite().all())
+            for name, tensor in tensors.items()
+        )
+        if not fits or tensors["kept"].dtype != torch.int64 or facts.get("folder") != path.parent.name:
+            raise StateError(f"{path} does not hold the encodings it is named for; {_REMEDY}")
+        return tensors
 
     def put(self, name: str, entry: CachedEncoding) -> None:
         """Add an encoding; it is on the disk after a few dozen more, or after `flush`."""
         feature, tokens, _ = entry.encoded
+        if not bool(feature.isfinite().all() and tokens.isfinite().all()):
+            return
         tokens = tokens.cpu() if self.tokens else feature.new_empty(1, 0, 0, device="cpu")
         self._new[name] = CachedEncoding(Encoded(feature.cpu(), tokens, []), entry.kept)
         if len(self._new) >= _SHARD:
@@ -123,14 +145,15 @@ class Shards:
         }
         if self.tokens:
             tensors["tokens"] = torch.cat([entry.encoded.tokens for entry in entries])
-        ids = json.dumps(names)
-        path = self.folder / f"{hashlib.sha256(f'{self.tokens} {ids}'.encode()).hexdigest()[:32]}.safetensors"
+        digest = hashlib.sha256(f"{self.tokens} {json.dumps(names)}".encode()).hexdigest()
+        path = self.folder / f"{digest[:32]}.safetensors"
         try:
-            write_safetensors(path, tensors, {"schema": SCHEMA, "ids": ids})
+            write_tensors(path, tensors, SCHEMA, {"ids": names, "tokens": self.tokens, "folder": self.folder.name})
         except OSError as error:
-            warnings.warn(f"encodings are not cached ({error}); set LESSMORE_CACHE to a folder with room", stacklevel=2)
+            warn_uncached("encodings", error)
             self.folder = None
             return
+        self._open.cache_clear()
         self._place.update((name, (path, row)) for row, name in enumerate(names))
 
 

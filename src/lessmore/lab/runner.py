@@ -22,6 +22,7 @@ from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import SampleRow, Store, read_summary
 from lessmore.lab.summary import RunSummary, header, summarise_run
+from lessmore.methods.saved import forms_of, problem_of
 from lessmore.models.vlm import VLM
 
 
@@ -53,8 +54,9 @@ def run_one(
     with Store(folder, job.key) as store:
         environment = provenance.environment(job.vlm.device)
         provenance.watch_memory(job.vlm.device)
-        begun = store.begin(header(job, environment), anew=not resume)
         sampler = Sampler(job, cache)
+        forms, problem = forms_of(sampler.method), problem_of(spec.method)
+        begun = store.begin(header(job, environment), anew=not resume, like=forms, problem=problem)
         if begun.cursor:
             sampler.method.restore(begun.state)
         if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), quiet, stop):

@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
 from lessmore.errors import ImageError, NonFiniteError
-from lessmore.lab.cache import CachedEncoder, Shards, cache_folder, effective, tokens_left
+from lessmore.lab.cache import CachedEncoder, Shards, effective, encodings_folder, tokens_left
 from lessmore.lab.job import Job
 from lessmore.lab.loader import Loaded, load_one
 from lessmore.lab.store import SampleRow
@@ -36,7 +36,7 @@ class Sampler:
         shared = wants is not None and condensation == PLAIN
 
         def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
-            return CachedEncoder(job.vlm.vision, config, Shards(cache_folder(cache, job.sight, config), tokens))
+            return CachedEncoder(job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens))
 
         self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
         self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None

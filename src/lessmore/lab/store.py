@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from lessmore.errors import StateError
-from lessmore.storage import statefile
 from lessmore.storage.files import write_json
+from lessmore.storage.state import Form, Problem, is_finite, read_state, write_state
 
 SampleRow = dict[str, Any]
 _NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
@@ -107,8 +107,17 @@ class Store:
                 getattr(self, log).close()
         self._lock.release()
 
-    def begin(self, header: SampleRow, anew: bool) -> Checkpoint:
-        """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on."""
+    def begin(
+        self, header: SampleRow, anew: bool, like: Mapping[str, Form] | None = None, problem: Problem = is_finite
+    ) -> Checkpoint:
+        """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on.
+
+        Args:
+            header: What spec.json is to say of a run that begins.
+            anew: Whether to forget what is there.
+            like: The forms of the method's state.
+            problem: Says why tensors cannot be such a state.
+        """
         path = self.folder / "checkpoint.safetensors"
         with _writing(self.folder):
             if anew:
@@ -118,7 +127,8 @@ class Store:
                 left.unlink()
             if not (self.folder / "spec.json").exists():
                 write_json(self.folder / "spec.json", header)
-        state, facts = statefile.read_state(path, {"key": self.key}) if path.exists() else ({}, dict(_NOTHING))
+        begun = path.exists()
+        state, facts = read_state(path, {"key": self.key}, like or {}, problem) if begun else ({}, dict(_NOTHING))
         with _writing(self.folder):
             self._samples = Log(self.folder / "samples.jsonl", facts["samples"])
             self._timings = Log(self.folder / "timings.jsonl", facts["timings"])
@@ -137,11 +147,11 @@ class Store:
 
     def checkpoint(self, cursor: int, state: Mapping[str, Tensor]) -> None:
         """Remember that `cursor` samples are done and what the method knew then."""
-        facts = {"key": self.key, "cursor": cursor, "samples": self._samples.size, "timings": self._timings.size}
+        facts = {"cursor": cursor, "samples": self._samples.size, "timings": self._timings.size}
         with _writing(self.folder):
             self._samples.sync()
             self._timings.sync()
-        statefile.write_state(self.folder / "checkpoint.safetensors", state, facts)
+        write_state(self.folder / "checkpoint.safetensors", state, {"key": self.key}, facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, after which the run is done and its checkpoint no longer needed."""

@@ -8,7 +8,6 @@ The vectors begin as the embeddings of a few words; the tower itself stays as it
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,21 +15,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
 from lessmore.core.text import TextTower
-from lessmore.errors import ConfigError, ModelError
+from lessmore.errors import ConfigError, ModelError, StateError
 from lessmore.methods.registry import Setup
 from lessmore.models.vlm import VLM
-from lessmore.storage.files import write_safetensors
+from lessmore.storage.sealed import read_tensors, write_tensors
+from lessmore.storage.state import is_finite
 
 WORDS = "a photo of a"
 """What context vectors usually begin as."""
-SCHEMA = "lessmore.context/1"
+SCHEMA = "lessmore.context/2"
+_MOST = 1 << 28  # bytes of a file
+_REMEDY = "make one with lessmore train-prompt"
 _ROWS = 256  # prompts whose activations are kept at a time; those of more are computed again on the way back
 
 
@@ -108,28 +109,29 @@ def _encode(tower: TextTower, x: Tensor, tokens: Tensor) -> Tensor:
 
 def write_context(path: Path, vlm: VLM, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a learned context: `context` [n, D] and what else belongs to it; `facts` name its `words`."""
-    written = json.dumps({**facts, "text_tower": _identity(vlm)}, sort_keys=True)
-    write_safetensors(path, tensors, {"schema": SCHEMA, "facts": written})
+    write_tensors(path, tensors, SCHEMA, {**facts, "text_tower": _identity(vlm)})
 
 
 def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file that was learnt with this model's text tower, be it in another precision."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).to(vlm.device) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is not a readable context ({error}); make one with lessmore train-prompt") from error
-    if metadata.get("schema") != SCHEMA:
-        raise ConfigError(f"{path} holds no learned context of this version; make one with lessmore train-prompt")
-    facts: dict[str, Any] = json.loads(metadata["facts"])
-    ours, theirs = _identity(vlm), facts["text_tower"]
+        tensors, facts = read_tensors(path, SCHEMA, _MOST, _REMEDY)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no context {path}; {_REMEDY}") from error
+    except StateError as error:
+        raise ConfigError(str(error)) from error
+    ours, theirs = _identity(vlm), facts.get("text_tower")
+    if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
+        raise ConfigError(f"{path} does not say which text tower it was learnt with; {_REMEDY}")
+    reason = is_finite(tensors)
+    if reason:
+        raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
     comparable = ours["dtype"] == theirs["dtype"]
     if ours["shape"] != theirs["shape"] or (comparable and ours["weights"] != theirs["weights"]):
         raise ConfigError(
             f"{path} was learnt with another text tower; load that model, or train a context for this one"
         )
-    return tensors, facts
+    return {name: tensor.to(vlm.device) for name, tensor in tensors.items()}, facts
 
 
 def _identity(vlm: VLM) -> dict[str, str]:

@@ -17,6 +17,7 @@ from lessmore.core.costs import Accounting
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Setup, register_method
 from lessmore.methods.tent import Tent, TentOptions, entropy
+from lessmore.storage.state import Form, is_finite
 
 _DECAY = 0.9
 
@@ -110,6 +111,17 @@ class SAR(Tent):
     def state(self) -> dict[str, Tensor]:
         """Tent's, and the moving average (NaN before the first step)."""
         return {**super().state(), "average": self.average.clone()}
+
+    def state_forms(self) -> dict[str, Form]:
+        """Tent's, and the moving average's."""
+        return {**super().state_forms(), "average": Form(self.average.dtype, ())}
+
+    @staticmethod
+    def state_problem(state: Mapping[str, Tensor]) -> str | None:
+        """The moving average is an entropy, or NaN; everything else is finite."""
+        if bool(state["average"] < 0) or bool(state["average"].isinf()):
+            return "average is no entropy"
+        return is_finite({name: tensor for name, tensor in state.items() if name != "average"})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state()`, on whatever device this method runs."""

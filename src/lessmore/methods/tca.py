@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from lessmore.core import stream
+from lessmore.core import stream, stream_check
 from lessmore.core.condense.source import Step
 from lessmore.core.correction import layer_weights, probabilities
 from lessmore.core.costs import Accounting, costs
@@ -75,6 +75,7 @@ class TCA:
     """Holds the state of a stream, which changes in place; `core.step.settle` does the work."""
 
     facts = Facts(training_free=True, kind="online")
+    state_problem = staticmethod(stream_check.problem)
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

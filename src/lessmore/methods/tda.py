@@ -36,6 +36,10 @@ TUNED: dict[str, tuple[float, float]] = {
 }
 
 
+_ROOM = 1e-2
+"""For the rounding of a feature's length, in half precision too."""
+
+
 @dataclass(frozen=True)
 class TDAOptions:
     """TDA's own settings; the defaults are those published for ImageNet."""
@@ -198,6 +202,18 @@ class TDA:
         for name, cache in self._caches().items():
             for field, tensor in cache._asdict().items():
                 tensor.copy_(state[f"{name}.{field}"])
+
+    @staticmethod
+    def state_problem(state: Mapping[str, Tensor]) -> str | None:
+        """Keys have length 1 or are empty; entropies go up, and are infinite exactly where a slot is empty."""
+        for name in {name.split(".")[0] for name in state}:
+            keys, entropies = state[f"{name}.keys"].double(), state[f"{name}.entropies"].double()
+            lengths, used = keys.norm(dim=-1, keepdim=True), entropies.isfinite()
+            if not bool(((lengths - used.double()).abs() <= _ROOM).all()):
+                return f"{name}.keys has a key that is no feature"
+            if not bool((entropies >= 0).all() and (entropies[:, 1:] >= entropies[:, :-1]).all()):
+                return f"{name}.entropies are not sorted entropies"
+        return None
 
     def slots(self) -> Tensor | None:
         """Which slots of the positive cache are in use, [C, M] bool; of the negative one where there is no positive."""

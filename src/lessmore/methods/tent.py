@@ -18,6 +18,7 @@ from lessmore.errors import ConfigError
 from lessmore.methods.registry import Facts, Outcome, Setup, register_method
 from lessmore.methods.views import of_plain
 from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.storage.state import Form
 
 _BATCH = 64
 
@@ -163,6 +164,13 @@ class Tent:
         affines = {f"affine.{k}": v.detach().clone() for k, v in self.affines.items()}
         momenta = {f"momentum.{k}": v.clone() for k, v in self._momenta().items()}
         return {**affines, **momenta, "waiting": self.waiting.clone()}
+
+    def state_forms(self) -> dict[str, Form]:
+        """Momenta come with the first step; fewer images than a window wait."""
+        forms = {f"affine.{k}": Form(v.dtype, tuple(v.shape)) for k, v in self.affines.items()}
+        forms |= {f"momentum.{k}": Form(v.dtype, tuple(v.shape), required=False) for k, v in self.affines.items()}
+        waiting = Form(self.waiting.dtype, (range(self.options.window), *self.waiting.shape[1:]))
+        return {**forms, "waiting": waiting}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state()`, on whatever device this method runs."""

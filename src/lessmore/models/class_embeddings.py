@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import warnings
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from lessmore.core.algorithm import CLASS_EMBEDDING
+from lessmore.errors import StateError
 from lessmore.prompts import Templates, prompts
-from lessmore.storage.files import write_safetensors
+from lessmore.storage.cache import Cache, cache_folder, drop, warn_uncached
+from lessmore.storage.sealed import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from lessmore.models.vlm import VLM
 
+_log = logging.getLogger(__name__)
 _LONG = 200
-_CACHE_VERSION = "1"
+SCHEMA = "lessmore.class-embeddings/2"
+_HEADER = 1 << 16
 
 
 def class_embeddings(
@@ -33,7 +35,7 @@ def class_embeddings(
     *,
     batch_size: int = 128,
     progress: bool | None = None,
-    cache: bool | str | Path = True,
+    cache: Cache = True,
 ) -> Tensor:
     """Class embeddings [C, E], each the normalised mean of its normalised prompt embeddings, as in CLIP.
 
@@ -70,31 +72,44 @@ def _ensemble(embeddings: Tensor, classes: int) -> Tensor:
     return F.normalize(embeddings.view(classes, -1, embeddings.shape[1]).mean(dim=1), dim=-1)
 
 
-def _cache_file(vlm: VLM, tokens: Tensor, classes: int, cache: bool | str | Path) -> Path | None:
+def _cache_file(vlm: VLM, tokens: Tensor, classes: int, cache: Cache) -> Path | None:
     """The token ids hold all that classes and templates can change, so they and the weights name the file."""
-    if cache is False:
+    folder = cache_folder(cache, "class-embeddings")
+    if folder is None:
         return None
-    default = os.environ.get("LESSMORE_CACHE") or Path.home() / ".cache" / "lessmore"
-    folder = Path(default if cache is True else cache) / "class-embeddings"
-    digest = hashlib.sha256(f"{_CACHE_VERSION} {vlm.text_fingerprint()} {vlm.dtype} {classes}".encode())
+    digest = hashlib.sha256(f"{SCHEMA} {CLASS_EMBEDDING} {vlm.text_fingerprint()} {vlm.dtype} {classes}".encode())
     digest.update(f"{tuple(tokens.shape)}".encode())
     digest.update(tokens.cpu().contiguous().numpy().tobytes())
     return folder / f"{digest.hexdigest()}.safetensors"
 
 
 def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
+    """Normalised embeddings as `_ensemble` made them; None where there are none or they are of no use."""
     try:
-        stored = load_file(file)["embeddings"]
-    except (OSError, SafetensorError, KeyError):
+        tensors, facts = read_tensors(file, SCHEMA, 4 * shape[0] * shape[1] + _HEADER, "it is made again")
+    except FileNotFoundError:
         return None
-    usable = stored.shape == shape and bool(stored.isfinite().all())
-    return stored if usable else None
+    except StateError as error:
+        _log.warning("%s", error)
+        drop(file)
+        return None
+    found = tensors.get("embeddings")
+    misplaced = facts.get("key") != file.stem or found is None or found.shape != shape or found.dtype != torch.float32
+    if misplaced or not _normalised(found):
+        _log.warning("%s does not hold the class embeddings it is named for; it is made again", file)
+        return None
+    return found
+
+
+def _normalised(embeddings: Tensor | None) -> bool:
+    return embeddings is not None and bool(((embeddings.norm(dim=-1) - 1).abs() < 1e-3).all())
 
 
 def _write(file: Path, embeddings: Tensor) -> None:
+    """Keep embeddings, unless the model made some that are none."""
+    if not _normalised(embeddings):
+        return
     try:
-        write_safetensors(file, {"embeddings": embeddings})
+        write_tensors(file, {"embeddings": embeddings}, SCHEMA, {"key": file.stem})
     except OSError as error:
-        warnings.warn(
-            f"class embeddings are not cached ({error}); set LESSMORE_CACHE to a writable folder", stacklevel=2
-        )
+        warn_uncached("class embeddings", error)

@@ -1,26 +1,36 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Reading and writing files so that a crash leaves the old one or the new one, and no odd file can do harm."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from lessmore.errors import StateError
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically and without a seal; raises OSError where that cannot be done."""
+    with replacing(path) as new:
+        new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new file beside `path`, to be written; at the end it takes that place, and all of it is on the disk.
 
-    Folders are made. Raises OSError where that cannot be done; then `path` is as it was.
+    Folders are made. A link at `path` is replaced; what it points to stays as it is.
+
+    Args:
+        path: The file to write.
+
+    Raises:
+        OSError: The file cannot be written; then `path` is as it was, and nothing is left beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.new")
@@ -43,17 +53,23 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors, atomically; raises OSError where that cannot be done."""
-    plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    with replacing(path) as new:
-        try:
-            save_file(plain, new, metadata)
-        except SafetensorError as error:  # its way to say that the disk is full
-            raise OSError(errno.EIO, str(error), str(path)) from error
+def read_file(path: Path, limit: int) -> bytes:
+    """The bytes of an ordinary file.
 
+    Args:
+        path: The file. A pipe, device or folder is refused at once.
+        limit: Bytes it may hold; more are not read.
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically; raises OSError where that cannot be done."""
-    with replacing(path) as new:
-        new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    Raises:
+        StateError: It is no ordinary file, or too large.
+        OSError: It cannot be read.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for someone to write into it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError(f"{path} is not an ordinary file; give the path of a file that lessmore wrote")
+        if found.st_size > limit:
+            raise StateError(f"{path} has {found.st_size} bytes, more than such a file can have; check the path")
+        return file.read(limit + 1)

@@ -22,7 +22,7 @@ from lessmore.core.reservoir import ready_anchors
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError, LessmoreError, StateError
-from lessmore.lab.cache import CachedEncoder, Shards, cache_folder, effective
+from lessmore.lab.cache import CachedEncoder, Shards, effective, encodings_folder
 from lessmore.lab.job import Job, open_model, prepare_job
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tokens import PALETTE, as_seen, cluster_colours, jpeg_uri
@@ -155,7 +155,7 @@ class _Look:
         self.method = make("tca", job.setup(cache)) if job.spec.method == "tca" else None
         config = effective(job.settings.condensation)
         self.encoder = CachedEncoder(
-            job.vlm.vision, config, Shards(cache_folder(cache, job.sight, config), tokens=True)
+            job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens=True)
         )
 
     @torch.no_grad()

@@ -1,0 +1,170 @@
+"""Saved states: tensors in one sealed file that says what it belongs to. No code is ever loaded from it.
+
+A state is used only if all of it is as this version would have written it: the seal, what it belongs to, the names,
+types and shapes of its tensors, and what its numbers can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lessmore.errors import StateError
+from lessmore.storage.sealed import read_tensors, write_tensors
+
+SCHEMA = "lessmore.state/6"
+_REMEDY = "restore another copy, or start with reset()"
+_HEADER = 1 << 26
+"""Bytes that names and facts may take."""
+
+Problem = Callable[[Mapping[str, Tensor]], str | None]
+"""Says why tensors of the right form cannot be a state, or None."""
+
+
+Counts = TypeVar("Counts")
+
+
+class Form(NamedTuple):
+    """What a tensor of a state looks like."""
+
+    dtype: torch.dtype
+    shape: tuple[int | range, ...]
+    """Lengths; a range where several are possible."""
+    required: bool = True
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor looks like this."""
+        if tensor.dtype != self.dtype or tensor.ndim != len(self.shape):
+            return False
+        pairs = zip(tensor.shape, self.shape, strict=True)
+        return all(length in allowed if isinstance(allowed, range) else length == allowed for length, allowed in pairs)
+
+    def most(self) -> int:
+        """Bytes that it can take."""
+        lengths = (allowed[-1] if isinstance(allowed, range) else allowed for allowed in self.shape)
+        return math.prod(lengths) * self.dtype.itemsize
+
+
+def state_forms(state: Mapping[str, Tensor]) -> dict[str, Form]:
+    """The forms of tensors whose shapes never change, by name."""
+    return {name: Form(tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def is_finite(state: Mapping[str, Tensor]) -> str | None:
+    """The `Problem` of most states: a number that is not finite."""
+    for name, tensor in state.items():
+        if not bool(tensor.isfinite().all()):
+            return f"{name} has a number that is not finite"
+    return None
+
+
+def write_state(
+    path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, Any], facts: Mapping[str, Any]
+) -> None:
+    """Write a state, atomically.
+
+    Args:
+        path: The file.
+        tensors: The state.
+        identity: What whoever reads it must share.
+        facts: What else belongs to it.
+
+    Raises:
+        StateError: The file cannot be written.
+    """
+    try:
+        write_tensors(path, tensors, SCHEMA, {"identity": identity, "facts": facts})
+    except OSError as error:
+        raise StateError(
+            f"cannot write {path}: {error.strerror or error}; make room there or choose a folder you may write to"
+        ) from error
+
+
+def read_state(
+    path: Path, identity: Mapping[str, Any], like: Mapping[str, Form], problem: Problem = is_finite
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file, all of them checked.
+
+    Args:
+        path: The file.
+        identity: What the file must share.
+        like: The forms of its tensors.
+        problem: Says what its numbers cannot be.
+
+    Raises:
+        StateError: The file is missing, damaged, of another version, belongs to something else, or makes no sense.
+    """
+    limit = _HEADER + sum(form.most() for form in like.values())
+    try:
+        tensors, about = read_tensors(path, SCHEMA, limit, _REMEDY)
+    except FileNotFoundError as error:
+        raise StateError(f"{path} does not exist; save a state there first") from error
+    theirs, facts = about.get("identity"), about.get("facts")
+    if not isinstance(theirs, dict) or not isinstance(facts, dict):
+        raise StateError(f"{path} does not say what it belongs to; {_REMEDY}")
+    for name, ours in identity.items():
+        if theirs.get(name) != ours:
+            raise StateError(f"{path} was saved {_difference(name, theirs.get(name), ours)}")
+    reason = _misfit(tensors, like) or problem(tensors)
+    if reason:
+        raise StateError(f"{path} makes no sense: {reason}; {_REMEDY}")
+    return tensors, facts
+
+
+def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
+    """Counts of a file as the dataclass that they were written from.
+
+    Args:
+        kind: A dataclass of numbers that are 0 or more, all with defaults.
+        value: What `dataclasses.asdict` made of one.
+        path: The file, for the error.
+
+    Raises:
+        StateError: They are not such counts.
+    """
+    usual = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(value, dict) or {name: type(one) for name, one in value.items()} != usual:
+        raise StateError(f"{path} makes no sense: its counts are not those of this version; {_REMEDY}")
+    if not all(0 <= one < math.inf for one in value.values()):
+        raise StateError(f"{path} makes no sense: a count is out of range; {_REMEDY}")
+    return kind(**value)
+
+
+def _misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Form]) -> str | None:
+    """What is wrong with names, types and shapes."""
+    for name, tensor in tensors.items():
+        if name not in like:
+            return f"it has a tensor {name!r} too many"
+        if not like[name].fits(tensor):
+            return f"{name} is {_look(tensor.dtype, tensor.shape)}, not {_look(like[name].dtype, like[name].shape)}"
+    missing = [name for name, form in like.items() if form.required and name not in tensors]
+    return f"it has no tensor {missing[0]!r}" if missing else None
+
+
+def _look(dtype: torch.dtype, shape: tuple[int | range, ...]) -> str:
+    lengths = (f"{one[0]}–{one[-1]}" if isinstance(one, range) else str(one) for one in shape)
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(lengths)}]"
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    """The end of the sentence that says why a state is refused."""
+    if name == "model":
+        return "with another model (its weights differ); load that model, or start with reset()"
+    if name == "classes" and isinstance(theirs, list):
+        known = [str(one) for one in theirs]
+        new, old = sorted(set(ours) - set(known)), sorted(set(known) - set(ours))
+        detail = f"missing here: {old[:3]}, new here: {new[:3]}" if new or old else "same names in another order"
+        return f"for another class list ({len(theirs)} classes against {len(ours)}; {detail})"
+    if name == "prompts":
+        return "with other prompt templates; pass the same templates, or start with reset()"
+    if name == "algorithm":
+        return "by a version of lessmore that gives other answers; start with reset()"
+    if name == "key":
+        return "for another run; start this run again with --overwrite"
+    return f"with {name}={theirs!r}, this adapter has {name}={ours!r}"
