@@ -204,10 +204,10 @@ def test_files_that_do_not_belong_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="learnt by coop, not cocoop"):
         make("cocoop", given(context=str(file)))
     (tmp_path / "text").write_text("no")
-    with pytest.raises(ConfigError, match="not a readable context"):
+    with pytest.raises(ConfigError, match="not a readable file of the form lessmore.context"):
         make("coop", given(context=str(tmp_path / "text")))
     save_file({"context": torch.zeros(4, 128)}, tmp_path / "bare")
-    with pytest.raises(ConfigError, match="of this version"):
+    with pytest.raises(ConfigError, match="not a readable file of the form lessmore.context"):
         make("coop", given(context=str(tmp_path / "bare")))
     half = given(context=str(file))
     narrow = half.model.to(dtype=torch.bfloat16)
@@ -226,7 +226,7 @@ def test_the_command_trains_and_the_context_classifies(tmp_path: Path, capsys: p
     assert main([*train, "--epochs", "2", "--crops", "false", "--output", str(file)]) == 0
     assert "coop on 1 images" in capsys.readouterr().out
     with safe_open(file, framework="pt") as opened:
-        assert opened.metadata()["schema"] == "lessmore.context/1"
+        assert opened.metadata()["schema"] == "lessmore.context/2"
     adapter = lessmore.adapt("tiny", data.classes, method="coop", context=str(file), cache=False)
     assert adapter(data.image(0)).label in data.classes
     assert main([*train, "--output", str(tmp_path / "ctx.pt")]) == 1

@@ -29,6 +29,7 @@ from lessmore.storage.files import write_json
 from lessmore.storage.state import Form, Problem, is_finite, read_state, write_state
 
 SampleRow = dict[str, Any]
+_REMEDY = "start this run again with --overwrite"
 _NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
 
 
@@ -128,7 +129,8 @@ class Store:
             if not (self.folder / "spec.json").exists():
                 write_json(self.folder / "spec.json", header)
         begun = path.exists()
-        state, facts = read_state(path, {"key": self.key}, like or {}, problem) if begun else ({}, dict(_NOTHING))
+        identity, like = {"key": self.key}, like or {}
+        state, facts = read_state(path, identity, like, problem, _REMEDY) if begun else ({}, dict(_NOTHING))
         with _writing(self.folder):
             self._samples = Log(self.folder / "samples.jsonl", facts["samples"])
             self._timings = Log(self.folder / "timings.jsonl", facts["timings"])

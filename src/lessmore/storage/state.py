@@ -19,7 +19,8 @@ from lessmore.errors import StateError
 from lessmore.storage.sealed import read_tensors, write_tensors
 
 SCHEMA = "lessmore.state/6"
-_REMEDY = "restore another copy, or start with reset()"
+REMEDY = "restore another copy, or start with reset()"
+"""What to do about a state that cannot be restored."""
 _HEADER = 1 << 26
 """Bytes that names and facts may take."""
 
@@ -87,7 +88,11 @@ def write_state(
 
 
 def read_state(
-    path: Path, identity: Mapping[str, Any], like: Mapping[str, Form], problem: Problem = is_finite
+    path: Path,
+    identity: Mapping[str, Any],
+    like: Mapping[str, Form],
+    problem: Problem = is_finite,
+    remedy: str = REMEDY,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file, all of them checked.
 
@@ -96,24 +101,25 @@ def read_state(
         identity: What the file must share.
         like: The forms of its tensors.
         problem: Says what its numbers cannot be.
+        remedy: What to do if the file is of no use; ends the sentence of the error.
 
     Raises:
         StateError: The file is missing, damaged, of another version, belongs to something else, or makes no sense.
     """
     limit = _HEADER + sum(form.most() for form in like.values())
     try:
-        tensors, about = read_tensors(path, SCHEMA, limit, _REMEDY)
+        tensors, about = read_tensors(path, SCHEMA, limit, remedy)
     except FileNotFoundError as error:
         raise StateError(f"{path} does not exist; save a state there first") from error
     theirs, facts = about.get("identity"), about.get("facts")
     if not isinstance(theirs, dict) or not isinstance(facts, dict):
-        raise StateError(f"{path} does not say what it belongs to; {_REMEDY}")
+        raise StateError(f"{path} does not say what it belongs to; {remedy}")
     for name, ours in identity.items():
         if theirs.get(name) != ours:
             raise StateError(f"{path} was saved {_difference(name, theirs.get(name), ours)}")
     reason = _misfit(tensors, like) or problem(tensors)
     if reason:
-        raise StateError(f"{path} makes no sense: {reason}; {_REMEDY}")
+        raise StateError(f"{path} makes no sense: {reason}; {remedy}")
     return tensors, facts
 
 
@@ -130,9 +136,9 @@ def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
     """
     usual = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(value, dict) or {name: type(one) for name, one in value.items()} != usual:
-        raise StateError(f"{path} makes no sense: its counts are not those of this version; {_REMEDY}")
+        raise StateError(f"{path} makes no sense: its counts are not those of this version; {REMEDY}")
     if not all(0 <= one < math.inf for one in value.values()):
-        raise StateError(f"{path} makes no sense: a count is out of range; {_REMEDY}")
+        raise StateError(f"{path} makes no sense: a count is out of range; {REMEDY}")
     return kind(**value)
 
 
@@ -166,5 +172,5 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
     if name == "algorithm":
         return "by a version of lessmore that gives other answers; start with reset()"
     if name == "key":
-        return "for another run; start this run again with --overwrite"
+        return "for another run; start this one again with --overwrite"
     return f"with {name}={theirs!r}, this adapter has {name}={ours!r}"
