@@ -23,6 +23,7 @@ from torch import Tensor
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
 from lessmore.methods.registry import Setup, register_method
+from lessmore.storage.state import finite_but
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def solved(state: OGAState, means: Tensor) -> Tensor:
 @register_method("oga", OGAOptions)
 class OGA(FeatureStream[OGAState]):
     """Lets the image into the memory first and answers it then, as the public code does."""
+
+    state_problem = staticmethod(finite_but("entropies"))
 
     def __init__(self, setup: Setup, options: OGAOptions) -> None:
         self.options = options

@@ -65,6 +65,17 @@ def is_finite(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+def finite_but(*names: str) -> Problem:
+    """The `Problem` of states in which some tensors may be infinite, such as the entropies of empty slots."""
+
+    def problem(state: Mapping[str, Tensor]) -> str | None:
+        odd = [name for name in names if name in state and bool(state[name].isnan().any())]
+        rest = {name: tensor for name, tensor in state.items() if name not in names}
+        return f"{odd[0]} has a number that is none" if odd else is_finite(rest)
+
+    return problem
+
+
 def write_state(
     path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> None:
