@@ -45,7 +45,7 @@ def draw(folder: Path, images: int) -> str:
     """Drawn images in a folder per class, as a data set's name."""
     classes = world.test_classes(10)
     scene = world.world_sample(images, 1, classes)
-    for i, (image, label) in enumerate(zip(world.draw(scene)[0], scene.index.tolist(), strict=True)):
+    for i, (image, label) in enumerate(zip(world.draw_scene(scene)[0], scene.index.tolist(), strict=True)):
         path = folder / world.world_class_names(classes)[label] / f"{i:05}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         as_picture(image).save(path)

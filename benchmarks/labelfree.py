@@ -273,7 +273,7 @@ def check(shelf: Shelf) -> dict[str, float]:
     same = 0
     for stream, found in zip(made, answers, strict=True):
         state, features = (
-            debias.empty(shelf.text.shape[1], len(shelf.text), "cpu"),
+            debias.empty_stream_mean(shelf.text.shape[1], len(shelf.text), "cpu"),
             shelf.features[torch.tensor(stream.rows)],
         )
         for f, answer in zip(features, found, strict=True):

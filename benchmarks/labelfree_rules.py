@@ -101,7 +101,7 @@ CAREFUL, BOLD = debias.PRIOR_WEIGHT["careful"], debias.PRIOR_WEIGHT["bold"]
 
 def _stream_mean(stage: Stage) -> State:
     C, E = stage.text.shape
-    return debias.empty(E, C, "cpu")
+    return debias.empty_stream_mean(E, C, "cpu")
 
 
 def variant(name: str, prior_weight: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:

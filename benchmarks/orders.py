@@ -31,7 +31,7 @@ def main() -> None:
     print("| model | method | images | accuracy | gain over matched zero-shot, 95 % interval | gain in each order |")
     print("|---|---|---|---|---|---|")
     for model in MODELS:
-        runs = [demo.run(model, args.images, demo.SEED + 1000 * order) for order in range(args.orders)]
+        runs = [demo.run_demo(model, args.images, demo.SEED + 1000 * order) for order in range(args.orders)]
         for contender in demo.CONTENDERS:
             hits = [[stream.hits(contender.name) for stream in run.streams] for run in runs]
             plain = [[stream.hits(demo.BASELINE) for stream in run.streams] for run in runs]

@@ -67,7 +67,9 @@ def record(model: str, kind: str, severity: int, seed: int, images: int, options
     chosen = preset("fixed", **options)
     condensation, adaptation = chosen.condensation, chosen.adaptation
     shape = vlm.vision.shape
-    state = reservoir.empty(len(text), adaptation.M, shape.blocks.depth, shape.blocks.width, vlm.dtype, vlm.device)
+    state = reservoir.empty_reservoir(
+        len(text), adaptation.M, shape.blocks.depth, shape.blocks.width, vlm.dtype, vlm.device
+    )
     plain = torch.cat([encode(vlm.vision, batch).feature @ text.T for batch in pixels.split(100)]).argmax(dim=1)
     logits, before, after = [], [], []
     for image in tqdm(pixels, desc=f"{model} {kind} {severity}", leave=False):

@@ -176,11 +176,11 @@ def export(model: Any, name: str, words: Words, folder: Path) -> None:
 def sheet(path: Path, seed: int = EVAL_SEED) -> None:
     """A contact sheet: 40 clean images, then one row per shift (two images, clean and severities 1 to 5)."""
     scene = world.world_sample(40, seed, world.test_classes())
-    tiles = [world.draw(scene)[0]]
+    tiles = [world.draw_scene(scene)[0]]
     for kind in shifts.KINDS:
         for i in (0, 1):
             one = scene[i : i + 1]
-            tiles += [shifts.draw_shifted(one, kind, s)[0] if s else world.draw(one)[0] for s in range(6)]
+            tiles += [shifts.draw_shifted(one, kind, s)[0] if s else world.draw_scene(one)[0] for s in range(6)]
     rows = [
         images.view(-1, columns, *images.shape[1:]) for images, columns in ((tiles[0], 10), (torch.cat(tiles[1:]), 12))
     ]

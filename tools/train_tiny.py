@@ -227,7 +227,7 @@ class Trainer:
         seed = world.TRAINING_SEEDS + self.args.seed * 2**24 + self.progress.step
         scene = world.world_sample(self.args.batch, seed, self.combos)
         tokens, said = self.captions.draw(scene.labels, torch.Generator().manual_seed(seed))
-        images = augment(world.draw(scene, self.device)[0], torch.Generator(self.device).manual_seed(seed))
+        images = augment(world.draw_scene(scene, self.device)[0], torch.Generator(self.device).manual_seed(seed))
         return report.normalise(images), tokens, matches(send(scene.labels, self.device), said)
 
     def step(self) -> Tensor:

@@ -16,7 +16,7 @@ from PIL import Image
 import lessmore
 from lessmore import adapt, cli
 from lessmore.core.condense.registry import REDUCERS
-from lessmore.data.corrupt import CORRUPTIONS, corrupt, parse
+from lessmore.data.corrupt import CORRUPTIONS, corrupt, parse_corruption
 from lessmore.data.registry import DATASETS, list_datasets, open_dataset
 from lessmore.methods.registry import METHODS
 from lessmore.models.preprocess import Preprocess
@@ -114,7 +114,7 @@ def test_a_toy_data_set(toy: Path, tmp_path: Path) -> None:
 
 
 def test_a_toy_corruption(toy: Path) -> None:
-    image = corrupt(Image.new("RGB", (32, 32), (100, 100, 100)), parse("toy-shade:5"), "one")
+    image = corrupt(Image.new("RGB", (32, 32), (100, 100, 100)), parse_corruption("toy-shade:5"), "one")
     assert image.getpixel((0, 0)) == (50, 50, 50)
 
 

@@ -20,7 +20,7 @@ from lessmore.data.corrupt import (
     SMALLEST,
     Corruption,
     corrupt,
-    parse,
+    parse_corruption,
     register_corruption,
 )
 from lessmore.errors import ConfigError, ImageError, LessmoreError
@@ -119,8 +119,8 @@ def test_spatter_without_a_drop_leaves_the_image(make_picture: Picture) -> None:
 
 @pytest.mark.parametrize("text", ["contrast:4", " contrast:4 "])
 def test_text_form(text: str) -> None:
-    assert parse(text) == Corruption("contrast", 4)
-    assert str(parse(text)) == "contrast:4"
+    assert parse_corruption(text) == Corruption("contrast", 4)
+    assert str(parse_corruption(text)) == "contrast:4"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_text_form(text: str) -> None:
 )
 def test_texts_that_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse(text)
+        parse_corruption(text)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, make_picture: Picture) -> None:
@@ -165,9 +165,9 @@ def test_a_corruption_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         return changed
 
     image = Image.new("RGB", (SMALLEST, SMALLEST))
-    twice = [np.asarray(corrupt(image, parse("speck:3"), "one")) for _ in range(2)]
+    twice = [np.asarray(corrupt(image, parse_corruption("speck:3"), "one")) for _ in range(2)]
     assert np.array_equal(*twice) and twice[0][:3, 0].all() and not twice[0][3:].any()
     with pytest.raises(ConfigError, match="severity goes from 1 to 5"):
-        parse("speck:6")
+        parse_corruption("speck:6")
     with pytest.raises(ConfigError, match="'fog' is already"):
         register_corruption("fog")(speck)

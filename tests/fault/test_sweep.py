@@ -39,7 +39,7 @@ def world_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of the embedded world, one sub-folder per class."""
     folder = tmp_path_factory.mktemp("data") / "world"
     scene = world.world_sample(IMAGES, 5, world.test_classes(8))
-    pictures = (world.draw(scene)[0].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
+    pictures = (world.draw_scene(scene)[0].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
     for i, (pixels, label) in enumerate(zip(pictures, scene.labels.tolist(), strict=True)):
         place = folder / world.class_name(*label)
         place.mkdir(parents=True, exist_ok=True)

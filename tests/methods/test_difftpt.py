@@ -22,7 +22,7 @@ CLASSES = world.test_classes(6, 3)
 
 def drawings(count: int, seed: int, label: int) -> list[Image.Image]:
     """One object, drawn anew each time: other pose, ground, clutter and light."""
-    return [as_picture(image) for image in world.draw(world.world_sample(count, seed, [CLASSES[label]]))[0]]
+    return [as_picture(image) for image in world.draw_scene(world.world_sample(count, seed, [CLASSES[label]]))[0]]
 
 
 @pytest.fixture

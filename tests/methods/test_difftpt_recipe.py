@@ -72,7 +72,7 @@ def recipe(**replaced: str) -> str:
 def test_the_recipe_writes_what_the_method_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes = world.test_classes(2)
     scene = world.world_sample(3, 7, classes)
-    for i, (pixels, label) in enumerate(zip(world.draw(scene)[0], scene.index.tolist(), strict=True)):
+    for i, (pixels, label) in enumerate(zip(world.draw_scene(scene)[0], scene.index.tolist(), strict=True)):
         place = tmp_path / "photos" / world.world_class_names(classes)[label]
         place.mkdir(parents=True, exist_ok=True)
         as_picture(pixels).save(place / f"{i}.jpg")

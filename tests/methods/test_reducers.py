@@ -93,7 +93,7 @@ def test_costs_agree_with_torchs_counter(name: str, class_token: bool) -> None:
 @pytest.mark.parametrize("name", REDUCERS)
 def test_a_stream_with_correction_and_its_picture(name: str, model: str) -> None:
     scene = world.world_sample(4, seed=5)
-    images = [pictures.as_picture(image) for image in world.draw(scene)[0]]
+    images = [pictures.as_picture(image) for image in world.draw_scene(scene)[0]]
     adapter = lessmore.adapt(model, ["a circle", "a square", "a cross"], reducer=name, R=0.7, cache=False)
     for image in images:
         prediction = adapter(image, trace=True)

@@ -118,7 +118,7 @@ def test_the_marginal_entropy_of_certain_answers_has_a_finite_gradient() -> None
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
 def test_nothing_is_carried_over_and_the_prompt_moves(name: str) -> None:
     combinations = world.test_classes(8, 3)
-    pictures = [as_picture(image) for image in world.draw(world.world_sample(2, 5, combinations))[0]]
+    pictures = [as_picture(image) for image in world.draw_scene(world.world_sample(2, 5, combinations))[0]]
     adapter = lessmore.adapt(name, world.world_class_names(combinations), method="tpt", views=8, R=0.9, cache=False)
     first, other, again = (adapter(pictures[i]) for i in (0, 1, 0))
     assert torch.equal(first.scores, again.scores) and not torch.equal(first.scores, other.scores)

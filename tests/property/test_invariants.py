@@ -209,7 +209,7 @@ def test_the_pure_step_leaves_the_state_alone_and_agrees_with_the_one_in_place()
 
 
 def test_a_sample_that_is_not_finite_is_counted_and_not_stored() -> None:
-    after = reservoir.empty(3, 2, 4, 6, torch.float32, "cpu")
+    after = reservoir.empty_reservoir(3, 2, 4, 6, torch.float32, "cpu")
     bad = torch.full((4, 6), float("nan"))
     placement = reservoir.propose(after, bad, torch.zeros(5), torch.tensor([1.0, 2.0, 0.0]), Adaptation(M=2))
     reservoir.store_(after, placement)

@@ -10,7 +10,7 @@ import torch
 
 from lessmore.cli import bench, main
 from lessmore.lab.latency import Ratio, interleaved, measure_latency, percentile, ratio
-from lessmore.lab.memory import peak_memory
+from lessmore.lab.memory import measure_peak
 
 
 def test_contenders_take_turns_in_changing_order() -> None:
@@ -58,7 +58,7 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
         big = big + 1  # 2 MB at this moment
         return big[:10].clone()
 
-    made, peak = peak_memory(work)
+    made, peak = measure_peak(work)
     assert made.tolist() == [1.0] * 10
     assert 2_000_000 <= peak < 2_100_000
 

@@ -11,7 +11,7 @@ from lessmore.config import Preset, preset
 from lessmore.core.encoder import Encoded, PrefixState, begin, encode, resume
 from lessmore.core.reservoir import eviction_scores
 from lessmore.core.scoring import AnchorProvider
-from lessmore.engines.admission import Arrivals, ClassEntries, admit, leaving_slot
+from lessmore.engines.admission import Arrivals, ClassEntries, admit_all, leaving_slot
 from lessmore.engines.batching import fitting, padded
 from lessmore.engines.capture import rerun
 from lessmore.engines.chunk import LEAST, Chunk
@@ -77,12 +77,12 @@ def test_on_ties_the_newcomer_goes() -> None:
 def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
     shelves = [ClassEntries(), ClassEntries()]
     images = Arrivals([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
-    stored, all_ready = admit(shelves, 2, "fifo", 0, images)
+    stored, all_ready = admit_all(shelves, 2, "fifo", 0, images)
     assert [(s.image, s.label, s.slot) for s in stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
     assert stored[-1].origins == (2 + 5, 2 + 4)
     assert all_ready == 5
     assert [shelf.ids for shelf in shelves] == [[0, 2], [5, 4]]
-    assert admit(shelves, 2, "fifo", 6, Arrivals([], [], [], None)).all_ready == 0
+    assert admit_all(shelves, 2, "fifo", 6, Arrivals([], [], [], None)).all_ready == 0
 
 
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])

@@ -34,7 +34,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images in a folder and in one below it, and something that is no image."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "more").mkdir()
-    images, _ = world.draw(world.world_sample(24, 7, world.test_classes(8)))
+    images, _ = world.draw_scene(world.world_sample(24, 7, world.test_classes(8)))
     for i, image in enumerate(images):
         as_picture(image).save(folder / f"{i:02}.png" if i < 20 else folder / "more" / f"{i}.PNG")
     (folder / "notes.txt").write_text("not an image")

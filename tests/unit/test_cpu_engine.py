@@ -111,7 +111,7 @@ def test_embedded_streams_get_the_same_answers(model: str, method: str, reduce: 
         vlm.vision, text, vlm.logit_scale, chosen._replace(condensation=resolve_reducer(reduce, chosen.condensation))
     )
     eager, fast = make(method, setup), cpu.build_cpu(method, setup)
-    drawn, _ = world.draw(world.world_sample(60, 11, CLASSES))
+    drawn, _ = world.draw_scene(world.world_sample(60, 11, CLASSES))
     for image in drawn:
         pixels = to_pixels(as_picture(image), vlm)
         expected, found = eager.predict(pixels), fast.predict(pixels)
@@ -139,7 +139,7 @@ def test_bfloat16_is_near_and_keeps_state_in_float32() -> None:
         vlm.vision, vlm.classifier(world.world_class_names(CLASSES), cache=False), vlm.logit_scale, preset("default")
     )
     method = cpu.build_cpu("tca", setup, bfloat16=True)
-    pixels = to_pixels(as_picture(world.draw(world.world_sample(1, 11, CLASSES))[0][0]), vlm)
+    pixels = to_pixels(as_picture(world.draw_scene(world.world_sample(1, 11, CLASSES))[0][0]), vlm)
     feature = encode(cpu.packed_setup(setup, bfloat16=True).vision, pixels).feature
     assert float((feature * encode(vlm.vision, pixels).feature).sum()) > 0.999
     method.predict(pixels)

@@ -13,7 +13,17 @@ from torch import Tensor
 from lessmore.config import preset
 from lessmore.core import debias
 from lessmore.core.class_texts import ClassTexts
-from lessmore.core.debias import MEMORY, OFTEN, PRIOR_WEIGHT, RECENT, StreamMean, centred, empty, observe, trust
+from lessmore.core.debias import (
+    MEMORY,
+    OFTEN,
+    PRIOR_WEIGHT,
+    RECENT,
+    StreamMean,
+    centred,
+    empty_stream_mean,
+    observe,
+    trust,
+)
 from lessmore.methods import Setup, make
 from lessmore.methods.tca import TCA
 from tests.random_towers import make_images, make_text, make_vit
@@ -54,7 +64,7 @@ def plain_texts(text: Tensor) -> ClassTexts:
 
 def nothing(C: int, dtype: torch.dtype = torch.float32) -> StreamMean:
     """A stream mean that has seen nothing, for features that are logits of C classes."""
-    return empty(C, C, "cpu", dtype)
+    return empty_stream_mean(C, C, "cpu", dtype)
 
 
 def follow(

@@ -34,7 +34,7 @@ if os.environ.get("LESSMORE_SOAK"):
 @pytest.fixture(scope="module")
 def images() -> list[Tensor]:
     """A stream long enough to fill classes and evict from them."""
-    drawn, _ = world.draw(world.world_sample(50, 7, CLASSES))
+    drawn, _ = world.draw_scene(world.world_sample(50, 7, CLASSES))
     vlm = lessmore.load("tiny")
     return [to_pixels(as_picture(image), vlm) for image in drawn]
 

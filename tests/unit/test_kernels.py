@@ -35,7 +35,7 @@ from lessmore.core.stream import StreamState
 from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 from lessmore.engines import graph
 from lessmore.engines.chunk_debias import ChunkDebiased, follow_all, observe_all
-from lessmore.engines.chunk_replay import admit_on_host, chunk_inputs, store_
+from lessmore.engines.chunk_replay import admit_on_host, chunk_inputs, store_all_
 from lessmore.engines.fused_encoder import Batched
 from lessmore.engines.graph import Fused
 from lessmore.engines.kernels.admission import fused_admit
@@ -210,7 +210,7 @@ def test_small_kernels(random: torch.Generator) -> None:
 def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator) -> None:
     """With few entries, and with more than a thousand, for which programs are smaller."""
     C, L, D = 10, 3, 32
-    state = reservoir.empty(C, M, L, D, torch.float32, DEVICE)
+    state = reservoir.empty_reservoir(C, M, L, D, torch.float32, DEVICE)
     state.means.copy_(normal(random, C, L, D))
     state.anchors.copy_(normal(random, C, M, L, D))
     space, label = Search.of(1, C, torch.device(DEVICE)), torch.zeros(1, dtype=torch.int32, device=DEVICE)
@@ -351,7 +351,7 @@ def test_a_batch(name: str, proportional: bool, random: torch.Generator) -> None
 def test_admission(strategy: str, M: int, random: torch.Generator) -> None:
     C, P, L, D, E = 5, 40, 2, 8, 6
     config = preset("default", strategy=strategy, M=M).adaptation
-    state = reservoir.empty(C, M, L, D, torch.float32, DEVICE)
+    state = reservoir.empty_reservoir(C, M, L, D, torch.float32, DEVICE)
     for images in (P, P - 3, P):
         tokens, features = normal(random, P, L, D), F.normalize(normal(random, P, E), dim=-1)
         tokens[5] = torch.nan
@@ -366,7 +366,7 @@ def test_admission(strategy: str, M: int, random: torch.Generator) -> None:
         assert torch.equal(held, expected.held)
         assert int(ready.amax()) == int(expected.all_ready)
         assert not expected.stored[5] and not expected.stored[images:].any()
-        store_(state, expected, encoded, keys, count)
+        store_all_(state, expected, encoded, keys, count)
 
 
 def debiasing(name: str, texts: ClassTexts) -> Setup:

@@ -23,7 +23,7 @@ def _of(shape: int, colour: int, pattern: int, n: int = 8, seed: int = 5) -> wor
 
 
 def test_same_seed_gives_the_same_pixels_and_another_seed_others() -> None:
-    first, second, other = (world.draw(world.world_sample(6, seed)) for seed in (3, 3, 4))
+    first, second, other = (world.draw_scene(world.world_sample(6, seed)) for seed in (3, 3, 4))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert not torch.equal(first[0], other[0])
 
@@ -64,7 +64,7 @@ def test_both_devices_draw_the_same(kind: str) -> None:
 
 
 def test_images_are_in_range_and_of_one_shape() -> None:
-    images, masks = world.draw(world.world_sample(32, 2))
+    images, masks = world.draw_scene(world.world_sample(32, 2))
     assert images.shape == (32, 3, world.SIZE, world.SIZE) and images.dtype == torch.float32
     assert masks.shape == (32, world.SIZE, world.SIZE) and masks.dtype == torch.bool
     assert images.min() >= 0 and images.max() <= 1
@@ -72,7 +72,7 @@ def test_images_are_in_range_and_of_one_shape() -> None:
 
 @pytest.mark.parametrize("shape", range(len(world.SHAPES)), ids=world.SHAPES)
 def test_every_shape_covers_a_fair_part_of_the_image_and_lies_within_it(shape: int) -> None:
-    _, masks = world.draw(_of(shape, 0, 0, n=12))
+    _, masks = world.draw_scene(_of(shape, 0, 0, n=12))
     share = masks.float().mean((1, 2))
     assert share.min() > 0.012 and share.max() < 0.3
     border = torch.ones(world.SIZE, world.SIZE, dtype=torch.bool)
@@ -85,7 +85,7 @@ def test_the_mask_is_where_the_object_is_painted(colour: int) -> None:
     """Two plain objects of other colours in the same scene differ inside the mask, and nowhere else."""
     scene = _of(0, colour, 0)
     other = world.Scene(scene.index, (scene.labels + torch.tensor([0, 1, 0])) % 10, scene.seed, scene.dice)
-    (a, mask), (b, _) = world.draw(scene), world.draw(other)
+    (a, mask), (b, _) = world.draw_scene(scene), world.draw_scene(other)
     differs = (a - b).abs().amax(1) > 0.02
     assert differs[mask].float().mean() > 0.85  # clutter before the object hides a little of it
     rim = torch.nn.functional.max_pool2d(mask[:, None].float(), 3, 1, 1)[:, 0] > 0
@@ -98,7 +98,7 @@ def test_shapes_and_patterns_can_be_told_apart() -> None:
 
     def draw(labels: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.zeros(len(labels), dtype=torch.int64)
-        return world.draw(world.Scene(base.index[rows], torch.tensor(labels), base.seed[rows], base.dice[rows]))
+        return world.draw_scene(world.Scene(base.index[rows], torch.tensor(labels), base.seed[rows], base.dice[rows]))
 
     masks = draw([[s, 1, 0] for s in range(len(world.SHAPES))])[1].flatten(1).float()
     common = masks @ masks.T
@@ -161,7 +161,7 @@ def test_index_is_the_label_among_the_given_classes() -> None:
 @pytest.mark.parametrize("kind", shifts.KINDS)
 def test_shifts_grow_with_severity_and_stay_in_range(kind: str) -> None:
     scene = world.world_sample(16, 9)
-    clean, _ = world.draw(scene)
+    clean, _ = world.draw_scene(scene)
     distances = []
     for severity in range(1, 6):
         images, _ = shifts.draw_shifted(scene, kind, severity)
@@ -172,7 +172,7 @@ def test_shifts_grow_with_severity_and_stay_in_range(kind: str) -> None:
 
 def test_only_the_background_shift_spares_the_object() -> None:
     scene = world.world_sample(8, 10)
-    clean, masks = world.draw(scene)
+    clean, masks = world.draw_scene(scene)
     images, same = shifts.draw_shifted(scene, "background", 5)
     assert torch.equal(masks, same)
     core = torch.nn.functional.max_pool2d((~masks)[:, None].float(), 3, 1, 1)[:, 0] == 0

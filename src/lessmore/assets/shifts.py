@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.assets import fields
-from lessmore.assets.world import Scene, draw
+from lessmore.assets.world import Scene, draw_scene
 from lessmore.errors import ConfigError, unknown
 
 # One value per severity: what it means is said by the function of that kind.
@@ -106,13 +106,13 @@ def shift(images: Tensor, kind: str, severity: int, seeds: Tensor) -> Tensor:
 def draw_shifted(
     scene: Scene, kind: str = "clean", severity: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """`draw` under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
-    return draw(scene, device) if kind == "clean" else draw_at(scene, kind, _strength(kind, severity), device)
+    """`draw_scene` under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
+    return draw_scene(scene, device) if kind == "clean" else draw_at(scene, kind, _strength(kind, severity), device)
 
 
 def draw_at(scene: Scene, kind: str, strength: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """`draw_shifted` at any strength in the units of `STRENGTHS`, for choosing these."""
     if kind == "background":
-        return draw(scene, device, unseen=strength)
-    images, masks = draw(scene, device)
+        return draw_scene(scene, device, unseen=strength)
+    images, masks = draw_scene(scene, device)
     return _FILTERS[kind](images, strength, scene.seed.to(device)).clamp(0, 1), masks

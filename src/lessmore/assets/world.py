@@ -1,6 +1,6 @@
 """The embedded world: 24 shapes × 10 colours × 8 patterns on textured ground among clutter, with caption and mask.
 
-A `Scene` is a table of random numbers from one seeded CPU generator; `draw` turns it into pixels with plain tensor
+A `Scene` is a table of random numbers from one seeded CPU generator; `draw_scene` turns it into pixels with plain tensor
 code, on any device, each image independently of its batch.
 """
 
@@ -310,7 +310,7 @@ def _object(image: Tensor, scene: Scene, dice: Tensor, seed: Tensor) -> tuple[Te
     return _blend(image * (1 - shadow)[:, None], surface, cover), cover
 
 
-def draw(scene: Scene, device: torch.device | str = "cpu", unseen: float = 0.0) -> tuple[Tensor, Tensor]:
+def draw_scene(scene: Scene, device: torch.device | str = "cpu", unseen: float = 0.0) -> tuple[Tensor, Tensor]:
     """Images [B, 3, SIZE, SIZE] in [0, 1] and object masks [B, SIZE, SIZE] bool, on `device`.
 
     `unseen` in [0, 1] is the weight of background textures outside training; all else stays where it was.

@@ -23,7 +23,7 @@ from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu, list_engines
 from lessmore.errors import ConfigError, unknown
 from lessmore.lab.latency import Times, interleaved, percentile, ratio
-from lessmore.lab.memory import peak_memory
+from lessmore.lab.memory import measure_peak
 from lessmore.methods import Method, Setup
 from lessmore.methods.resolve import resolve
 from lessmore.models.load import load
@@ -144,7 +144,7 @@ def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[s
             key = f"{engine}/{contender.name}"
             bar.set_description(key)
             begin = partial(_begun, engine, contender.method, setup_of(vision, classes, contender), image)
-            method, memory[key] = peak_memory(begin, device)
+            method, memory[key] = measure_peak(begin, device)
             steps[key] = partial(method.predict, image)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
         bar.set_description("taking turns")

@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
     _check(args, page, numbers)
     torch.set_num_threads(1)
     with _progress(args.images, args.quiet) as tick:
-        result = demo.run(args.model, args.images, args.seed, args.workers, tick)
+        result = demo.run_demo(args.model, args.images, args.seed, args.workers, tick)
     found = demo_summary.lines(result)
     page.write_text(render_demo(demo_summary.as_page(result, found)), encoding="utf-8")
     if numbers is not None:

@@ -24,7 +24,7 @@ from lessmore.lab.summary import RunSummary
 from lessmore.lab.sweep import FinishedRun, Worker
 from lessmore.lab.sweep_local import run_locally
 from lessmore.paper.compare import compare
-from lessmore.paper.drawn import draw
+from lessmore.paper.drawn import draw_figures
 from lessmore.paper.dryrun import dry_run
 from lessmore.paper.figures import FIGURES
 from lessmore.paper.measured import gather
@@ -220,7 +220,7 @@ def _figures(names: Sequence[str], args: Namespace) -> int:
     """Draw the figures of every stream asked for; one whose data are not there is left out."""
     failed = False
     for name in names:
-        for drawn in draw(name, _request(args), _output(args)):
+        for drawn in draw_figures(name, _request(args), _output(args)):
             failed |= isinstance(drawn, str)
             if isinstance(drawn, str):
                 print(f"lessmore reproduce: {name} left out: {drawn}", file=sys.stderr)

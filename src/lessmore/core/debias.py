@@ -99,7 +99,7 @@ class StreamMean(NamedTuple):
     """Images that have an x."""
 
 
-def empty(E: int, C: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> StreamMean:
+def empty_stream_mean(E: int, C: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> StreamMean:
     """A stream mean that has seen nothing, for features of length E and C classes."""
     shapes = {"feature_sum": (E,), "recent_feature": (E,)}
     shapes |= dict.fromkeys(("answer_counts", "standout_counts", "last_answer"), (C,))

@@ -48,7 +48,7 @@ class Placement(NamedTuple):
     """Number of the sample in the stream, `[]` int64."""
 
 
-def empty(C: int, M: int, L: int, D: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
+def empty_reservoir(C: int, M: int, L: int, D: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
     """A reservoir that has seen nothing."""
     wide = torch.promote_types(dtype, torch.float32)
     return Reservoir(

@@ -57,7 +57,9 @@ class Settled(NamedTuple):
     delta: Delta
 
 
-def observe(texts: ClassTexts, config: Adaptation, state: StreamState, sample: Sample) -> tuple[Tensor, StreamMean]:
+def plain_observe(
+    texts: ClassTexts, config: Adaptation, state: StreamState, sample: Sample
+) -> tuple[Tensor, StreamMean]:
     """Debias the sample where the preset asks for it."""
     if config.debias == "off":
         return sample.logits, state.stream_mean
@@ -65,7 +67,7 @@ def observe(texts: ClassTexts, config: Adaptation, state: StreamState, sample: S
     return debias.observe(state.stream_mean, sample.logits, sample.feature, texts, weight)
 
 
-def admit(config: Adaptation, state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
+def plain_admit(config: Adaptation, state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
     """Find the sample's place in the reservoir, and follow the token mean where the preset asks for it."""
     placement = reservoir.propose(state.reservoir, sample.tokens, sample.feature, debiased, config)
     if config.debias == "off":
@@ -95,7 +97,7 @@ def plain_operations(
         apply: `stream.apply`, which leaves the state as it is, or `stream.apply_`, which changes it in place.
     """
     return Operations(
-        partial(observe, texts, config), partial(admit, config), apply, partial(plain_affinities, weights)
+        partial(plain_observe, texts, config), partial(plain_admit, config), apply, partial(plain_affinities, weights)
     )
 
 

@@ -77,8 +77,8 @@ def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: to
     """A state that has seen nothing, for a tower of L blocks, width D and features of length E."""
     wide = torch.promote_types(dtype, torch.float32)
     return StreamState(
-        reservoir=reservoir.empty(C, M, L, D, dtype, device),
-        stream_mean=debias.empty(E, C, device, wide),
+        reservoir=reservoir.empty_reservoir(C, M, L, D, dtype, device),
+        stream_mean=debias.empty_stream_mean(E, C, device, wide),
         token_mean=torch.zeros(L, D, dtype=wide, device=device),
     )
 

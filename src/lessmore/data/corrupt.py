@@ -65,7 +65,7 @@ class Corruption:
         return f"{self.name}:{self.severity}"
 
 
-def parse(text: str) -> Corruption:
+def parse_corruption(text: str) -> Corruption:
     """`contrast:4` → a `Corruption`."""
     name, colon, severity = text.strip().partition(":")
     if not colon or not severity.isdecimal():

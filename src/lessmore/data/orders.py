@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lessmore.data.corrupt import MAIN, SEVERITIES, Corruption, parse
+from lessmore.data.corrupt import MAIN, SEVERITIES, Corruption, parse_corruption
 from lessmore.errors import ConfigError, unknown
 
 CLEAN = "none"
@@ -62,7 +62,7 @@ def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:
 
 
 def _domain(text: str) -> Corruption | None:
-    return None if text.strip() == CLEAN else parse(text)
+    return None if text.strip() == CLEAN else parse_corruption(text)
 
 
 def _iid(rest: str, corruption: Corruption | None) -> StreamPlan:

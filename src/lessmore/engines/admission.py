@@ -90,7 +90,9 @@ def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, n
     return scores.index(max(scores)) - 1
 
 
-def admit(shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals) -> AdmissionOutcome:
+def admit_all(
+    shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals
+) -> AdmissionOutcome:
     """What images do in their order, after `seen` others, to classes with up to M entries; the shelves follow."""
     stored: list[Stored] = []
     lacking = sum(len(shelf.keys) < 2 for shelf in shelves)

@@ -30,7 +30,7 @@ from lessmore.engines.anchor_prediction import Forecast, used
 from lessmore.engines.batching import Answers, copied, fitting, logits_of, outcome, padded, put_, take_rows, tensors
 from lessmore.engines.capture import Record, Tape, capture
 from lessmore.engines.chunk_debias import ChunkDebiased, followed, observed
-from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide, forecast, store_
+from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide_all, forecast, store_all_
 from lessmore.engines.packed_mean import pack
 from lessmore.engines.split_encoder import Prefix, Rest, halves
 from lessmore.methods.registry import Outcome, Setup
@@ -224,7 +224,7 @@ class Chunk:
         debiased = observed(state, encoded, logits, images, self.setup, self._packed)
         keys = reliability(debiased.logits, config.key).to(state.reservoir.keys.dtype)
         known = chunk_inputs(state.reservoir, encoded, debiased.logits, keys, images, config)
-        return Survey(logits, debiased, keys, decide(state.reservoir, known, config))
+        return Survey(logits, debiased, keys, decide_all(state.reservoir, known, config))
 
     def _checked(self, opened: Opened, images: Tensor) -> Checked:
         survey = self._surveyed(opened.encoded, images)
@@ -246,7 +246,7 @@ class Chunk:
         state, config = self._tca.stream, self.setup.preset.adaptation
         means = None if config.debias == "off" else followed(state, encoded, images)
         better = corrected(state.reservoir, decisions, encoded.tokens, debiased, means, self._tca.weights, config)
-        store_(state.reservoir, decisions, encoded, keys, images)
+        store_all_(state.reservoir, decisions, encoded, keys, images)
         if means is not None:
             for ours, theirs in zip(state.stream_mean, debiased.stream_mean, strict=True):
                 ours.copy_(theirs)

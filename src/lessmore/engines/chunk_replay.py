@@ -19,7 +19,7 @@ from lessmore.core.correction import class_scores, correct
 from lessmore.core.encoder import Encoded
 from lessmore.core.reservoir import Reservoir, class_mean
 from lessmore.core.token_mean import debiased_cosine
-from lessmore.engines.admission import Arrivals, ClassEntries, admit
+from lessmore.engines.admission import Arrivals, ClassEntries, admit_all
 from lessmore.engines.anchor_prediction import Forecast
 from lessmore.engines.availability import has_triton
 from lessmore.engines.chunk_debias import ChunkDebiased
@@ -88,7 +88,7 @@ def layer_mean(tokens: Tensor) -> Tensor:
     return F.normalize(tokens.mean(dim=-2, dtype=torch.float64), dim=-1)
 
 
-def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
+def decide_all(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
     """What the images do, one after the other: in a kernel on CUDA, else on the host."""
     if not chunk_inputs.label.is_cuda or not has_triton():
         return admit_on_host(state, chunk_inputs, config)
@@ -99,11 +99,11 @@ def decide(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> A
 
 
 def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
-    """The same, by `admission.admit`."""
+    """The same, by `admission.admit_all`."""
     (C, M), P = state.ids.shape, len(chunk_inputs.label)
     near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
     newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
-    stored, all_ready = admit(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
+    stored, all_ready = admit_all(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
     table = np.zeros((P, 2 + M), dtype=np.int64)
     table[:, 0], table[:, 2:] = -1, C * M + P
     for image, label, slot, origins in stored:
@@ -190,7 +190,7 @@ def corrected(
     return correct(debiased.logits, scores, config, debiased.trust)
 
 
-def store_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
+def store_all_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
     """Let a chunk of so many images [] into the reservoir, in place.
 
     Every image writes its place, stored or not: what the place holds in the end. So no shape depends on who is stored.

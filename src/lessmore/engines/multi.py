@@ -13,7 +13,7 @@ from lessmore.core.correction import affinities
 from lessmore.core.debias import StreamMean
 from lessmore.core.reservoir import Placement, Reservoir, ready_anchors
 from lessmore.core.scoring import Anchors
-from lessmore.core.step import Operations, Sample, admit, observe, settle
+from lessmore.core.step import Operations, Sample, plain_admit, plain_observe, settle
 from lessmore.core.stream import StreamState, apply_each_, copy_, from_named, saved
 from lessmore.engines.availability import has_triton
 from lessmore.engines.batching import copied, logits_of, outcome, split
@@ -56,10 +56,10 @@ def operations_of(setup: Setup, weights: Tensor) -> Operations:
     texts, config = setup.class_texts, setup.preset.adaptation
 
     def observe_each(state: StreamState, sample: Sample) -> tuple[Tensor, StreamMean]:
-        return torch.vmap(partial(observe, texts, config))(state, sample)
+        return torch.vmap(partial(plain_observe, texts, config))(state, sample)
 
     def admit_each(state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
-        return torch.vmap(partial(admit, config))(state, sample, debiased)
+        return torch.vmap(partial(plain_admit, config))(state, sample, debiased)
 
     return Operations(observe_each, admit_each, apply_each_, partial(affinities_of, weights))
 

@@ -113,7 +113,7 @@ class Result:
     seconds: float
 
 
-def run(
+def run_demo(
     model: str = "tiny",
     images: int = IMAGES,
     seed: int = SEED,

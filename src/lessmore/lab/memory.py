@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 Made = TypeVar("Made")
 
 
-def peak_memory(run: Callable[[], Made], device: torch.device | str = "cpu") -> tuple[Made, int]:
+def measure_peak(run: Callable[[], Made], device: torch.device | str = "cpu") -> tuple[Made, int]:
     """What `run` returns, and the bytes of tensors at its worst moment, beyond those that were there before."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()

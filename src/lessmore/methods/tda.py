@@ -104,7 +104,7 @@ def empty_cache(C: int, M: int, E: int, masked: bool, like: Tensor) -> Cache:
     return Cache(like.new_zeros(C, M, E), like.new_full((C, M, 1), math.inf), masks)
 
 
-def insert_(cache: Cache, label: Tensor, entry: Cache, allowed: Tensor | bool = True) -> Tensor:
+def insert_entry_(cache: Cache, label: Tensor, entry: Cache, allowed: Tensor | bool = True) -> Tensor:
     """Put an entry (all [1, 1, …]) into the class `label` [1], in place: into a free slot, else in place of the highest
     entropy if its own is lower. Returns whether it went in, [1, 1, 1]."""
     rows = Cache(*(stored.index_select(0, label) for stored in cache))
@@ -121,7 +121,7 @@ def insert_(cache: Cache, label: Tensor, entry: Cache, allowed: Tensor | bool = 
     return enters
 
 
-def votes(feature: Tensor, cache: Cache, beta: float) -> Tensor:
+def cache_votes(feature: Tensor, cache: Cache, beta: float) -> Tensor:
     """exp(−β(1 − ⟨f, k⟩)) of every entry for a feature [E], 0 for empty slots: [C, M]."""
     affinity = torch.exp(-beta * (1 - cache.keys @ feature))
     return torch.where(cache.entropies[..., 0].isfinite(), affinity, 0.0)
@@ -162,21 +162,21 @@ class TDA:
         key, height = feature.view(1, 1, -1), entropy.view(1, 1, 1)
         if self.positive is not None:
             none = self.positive.masks.new_empty(1, 1, 0)
-            stored = stored | insert_(self.positive, label, Cache(key, height, none)).view(())
+            stored = stored | insert_entry_(self.positive, label, Cache(key, height, none)).view(())
         if self.negative is not None:
             ceiling = math.log2(len(p))
             unsure = (own.entropy_low * ceiling < entropy) & (entropy < own.entropy_high * ceiling)
             against = ((p > own.mask_low) & (p < own.mask_high)).view(1, 1, -1)
-            stored = stored | insert_(self.negative, label, Cache(key, height, against), unsure).view(())
+            stored = stored | insert_entry_(self.negative, label, Cache(key, height, against), unsure).view(())
         return stored
 
     def _corrected(self, feature: Tensor, logits: Tensor) -> Tensor:
         """Logits [C] plus the positive votes, less the negative ones."""
         own = self.options
         if self.positive is not None:
-            logits = logits + own.alpha * votes(feature, self.positive, own.beta).sum(dim=1)
+            logits = logits + own.alpha * cache_votes(feature, self.positive, own.beta).sum(dim=1)
         if self.negative is not None:
-            weights = votes(feature, self.negative, own.negative_beta).flatten()[None]
+            weights = cache_votes(feature, self.negative, own.negative_beta).flatten()[None]
             against = self.negative.masks.flatten(0, 1).to(weights.dtype)
             logits = logits - own.negative_alpha * (weights @ against)[0]
         return logits

@@ -17,7 +17,7 @@ _USUAL = {"ood-samples": "imagenet_r"}
 """Data sets where the user names none; eurosat for the others."""
 
 
-def draw(name: str, request: ReproductionRequest, folder: Path) -> Iterator[list[Path] | str]:
+def draw_figures(name: str, request: ReproductionRequest, folder: Path) -> Iterator[list[Path] | str]:
     """Draw a figure of every stream asked for, by its first seed; yields the files, or why there are none."""
     figure, datasets, vlm = FIGURES[name], DatasetCache(request.root), None
     names = expand_names(request.datasets or [_USUAL.get(name, "eurosat")])

@@ -149,7 +149,7 @@ def _bar(bar: Bar, top: float, zero: float, unit: float) -> str:
     )
 
 
-def interval(low: float, value: float, high: float, widest: float) -> str:
+def interval_bar(low: float, value: float, high: float, widest: float) -> str:
     """A small drawing of an interval around zero, all on the scale ±widest; its numbers stand beside it."""
 
     def x(v: float) -> float:

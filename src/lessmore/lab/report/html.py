@@ -40,7 +40,7 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
     return render(
         "report.html",
         signed=charts.signed_number,
-        interval=charts.interval,
+        interval=charts.interval_bar,
         verdict=charts.gain_verdict,
         version=lessmore.__version__,
         lead=lead(found),
