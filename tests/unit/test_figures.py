@@ -165,20 +165,22 @@ def test_the_theorys_figures_are_those_of_the_tokens(ask: Any) -> None:
 def test_the_memories_hold_what_they_say(ask: Any) -> None:
     request = ask(limit=24)
     data = anchors.measure(request)
-    *_, last = online(request)
+    steps = list(online(request))
+    features = F.normalize(torch.stack([met.feature for met in steps]).double(), dim=-1)
     cosines, seen = [], 0
     for c in range(len(request.names)):
-        ids = last.after.ids[c] >= 0
-        if ids.any():
-            mean = F.normalize(last.after.features[c][ids].double().sum(dim=0), dim=-1)
+        ids = steps[-1].after.ids[c]
+        if (ids >= 0).any():
+            mean = F.normalize(features[ids[ids >= 0]].sum(dim=0), dim=-1)
             cosines.append(float(mean @ request.text[c].double()))
     assert data["series"]["reservoir"]["mean_cosine"][-1] == pytest.approx(np.mean(cosines), abs=1e-5)
     by_class: dict[int, list[tuple[Tensor, int]]] = {}
-    for met in online(request):
-        by_class.setdefault(int(met.answer.delta.label), []).append((met.answer.delta.feature, met.sample.label))
+    for met in steps:
+        by_class.setdefault(int(met.answer.delta.placement.label), []).append((met.feature, met.sample.label))
         seen += 1
     everything = [
-        F.normalize(sum(f.double() for f, _ in of), dim=-1) @ request.text[c].double() for c, of in by_class.items()
+        F.normalize(sum(F.normalize(f.double(), dim=-1) for f, _ in of), dim=-1) @ request.text[c].double()
+        for c, of in by_class.items()
     ]
     pure = [np.mean([truth == c for _, truth in of]) for c, of in by_class.items()]
     assert data["images"] == seen == 24 and data["classes_filled"][-1] == len(by_class)

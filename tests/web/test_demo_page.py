@@ -64,7 +64,7 @@ def page() -> str:
         DemoRow("TCA gain", cells, -10, 12, gain=True),
     ]
     chart = Chart(EVIL, {"zero-shot": [50.0, 40.0, 45.0], EVIL: [30.0, 31.5, 33.0]}, 20)
-    exhibit = Exhibit("fixed", EVIL, EVIL, EVIL, EVIL, [TokenPanel(picture, EVIL, EVIL)] * 4)
+    exhibit = Exhibit("fixed", EVIL, EVIL, EVIL, EVIL, EVIL, [TokenPanel(picture, EVIL, EVIL)] * 4)
     facts = {EVIL: EVIL}
     return render_demo(
         DemoPage(EVIL, EVIL, facts, ["method", EVIL, "mean", "GMACs", "ms"], rows, EVIL, [chart], EVIL, [exhibit])
@@ -167,8 +167,8 @@ def test_the_demos_numbers_hang_together(ran: tuple[str, dict[str, Any], str]) -
     changes = numbers["changes"]
     assert sum(numbers["corrections"].values()) == sum(changes.values()) == 12 * len(titles)
     gain = 100 * (changes["fixed"] - changes["broken"]) / (12 * len(titles))
-    assert numbers["methods"]["TCA"]["gain"]["mean"]["value"] == pytest.approx(gain)
-    assert numbers["methods"]["TCA"]["gmacs"] < numbers["methods"]["zero-shot"]["gmacs"]
+    assert numbers["methods"][demo.OURS]["gain"]["mean"]["value"] == pytest.approx(gain)
+    assert numbers["methods"][demo.OURS]["gmacs"] < numbers["methods"]["zero-shot"]["gmacs"]
     assert numbers["methods"]["zero-shot"]["gain"]["mean"] == {"value": 0, "low": 0, "high": 0}
     parsed = Parsed(page)
     assert len(parsed.all("polyline")) == 3 * len(titles)
@@ -190,7 +190,7 @@ def test_the_gallery_shows_what_the_stream_answered(monkeypatch: pytest.MonkeyPa
     stream, plain, ours = demo.stream(job, vlm, lambda _: None), demo.CONTENDERS[0], demo.CONTENDERS[-1]
     pixels = demo.Comparison(job, vlm).pixels
     before, after = (list(demo._adapter(vlm, contender).stream(pixels)) for contender in (plain, ours))
-    assert [p.index for p in after] == stream.answers["TCA"].tolist()
+    assert [p.index for p in after] == stream.answers[demo.OURS].tolist()
     names, kinds = demo.demo_class_names(), []
     for label, b, a in zip(stream.labels, before, after, strict=True):
         kinds.append(demo.kind(label, np.int64(b.index), np.int64(a.index)))

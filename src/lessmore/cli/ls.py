@@ -13,6 +13,7 @@ from lessmore.config import PRESETS, Preset
 from lessmore.core.condense.registry import REDUCERS
 from lessmore.data.registry import DATASETS, list_groups
 from lessmore.errors import ModelError
+from lessmore.lab.labels import preset_label
 from lessmore.methods.registry import METHODS
 from lessmore.models.shapes import SHAPES
 
@@ -24,14 +25,6 @@ EXAMPLES = """examples:
 
 Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
 """
-_PRESETS = {
-    "default": "what you get without asking: labelfree",
-    "labelfree": "fixed, with the stream's centre taken off the logits where that is safe",
-    "bold": "the same for streams known to show many of their classes",
-    "fixed": "one setting for all data, no centre",
-    "paper": "the paper's text, taken literally",
-    "released": "the authors' code",
-}
 
 
 def parser() -> ArgumentParser:
@@ -93,13 +86,7 @@ def _first_line(thing: object) -> str:
 
 
 def _presets() -> dict[str, str]:
-    return {name: f"{_origin(name, preset)}: {_values(preset)}" for name, preset in PRESETS.items()}
-
-
-def _origin(name: str, preset: Preset) -> str:
-    if preset.tuned_on:
-        return f"the authors' code, tuned by them on the test labels of {preset.tuned_on}"
-    return _PRESETS.get(name, "of an installed package")
+    return {name: f"{preset_label(name)}: {_values(preset)}" for name, preset in PRESETS.items()}
 
 
 def _values(preset: Preset) -> str:

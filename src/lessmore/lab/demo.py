@@ -56,9 +56,9 @@ class DemoContender(NamedTuple):
 CONTENDERS = (
     DemoContender("zero-shot", "zeroshot", "none", 1.0),
     DemoContender("EViT", "zeroshot", "evit", 0.9),
-    DemoContender("TCA", "tca", "tca", 0.9),
+    DemoContender(f"TCA ({PRESET})", "tca", "tca", 0.9),
 )
-BASELINE, OURS = "zero-shot", "TCA"
+BASELINE, OURS = CONTENDERS[0].name, CONTENDERS[-1].name
 
 
 class DemoJob(NamedTuple):
@@ -246,7 +246,7 @@ class Comparison:
         panels = [TokenPanel(tokens.data_uri(seen), "original", f"{truth}, {self.job.title}")]
         if prediction.trace is not None:
             panels += _panels(seen, prediction.trace)
-        return Exhibit(verdict, self.job.title, truth, _answer(before), _answer(prediction), panels)
+        return Exhibit(verdict, self.job.title, truth, _answer(before), _answer(prediction), OURS, panels)
 
 
 def _answer(prediction: Prediction) -> str:

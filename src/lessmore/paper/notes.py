@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from lessmore.lab.labels import preset_note
+
 Value = Mapping[str, Any]
 """The content of one table's JSON."""
 TablePlace = tuple[str, str]
@@ -38,6 +40,7 @@ def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
         yield f"{_PAPER} The paper's model is {printed['model']}, ours {value['model']}."
     if value["note"]:
         yield value["note"]
+    yield from _presets(value)
     yield from _data(value)
     shown = [row for row in value["rows"] if row["settings"] is not None]
     if any(row["tuned"] for row in shown):
@@ -49,6 +52,14 @@ def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
         yield f"‡ On the paper's numbers: {'; '.join(remarks)}."
     yield from _absent(value)
     yield _made(value)
+
+
+def _presets(value: Value) -> Iterator[str]:
+    """Which TCA the rows are."""
+    shown = [row["settings"] for row in value["rows"] if row["settings"] is not None]
+    told = preset_note(s["preset"].partition("/")[0] for s in shown if s["method"] == "tca")
+    if told:
+        yield told
 
 
 def is_plain(row: Value) -> bool:

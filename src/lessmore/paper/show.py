@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from lessmore.lab.labels import method_label
 from lessmore.lab.report.grid import TableGrid, TablePage, Text
 from lessmore.paper.notes import TablePlace, Value, from_zero_shot, is_plain, marks, notes
 
@@ -86,7 +87,11 @@ def _line(row: Value) -> tuple[Text, ...]:
 
 
 def _name(row: Value) -> str:
-    return f"{row['name']} {TUNED}" if row["tuned"] else str(row["name"])
+    settings = row["settings"]
+    name = str(row["name"])
+    if settings is not None and not name.startswith("preset"):
+        name = method_label(name, settings["method"], settings["preset"].partition("/")[0])
+    return f"{name} {TUNED}" if row["tuned"] else name
 
 
 def _gain(cell: Value) -> Text:
@@ -99,10 +104,11 @@ def _gain(cell: Value) -> Text:
 
 def _changes(value: Value) -> TableGrid:
     """Paired differences to the table's base, in points."""
-    head = (f"change from {value['base']}", *map(column_name, value["columns"]), *value["averages"])
+    base = next((_name(row) for row in value["rows"] if row["name"] == value["base"]), value["base"])
+    head = (f"change from {base}", *map(column_name, value["columns"]), *value["averages"])
     lines = [(row, [*row["cells"], *row["averages"].values()]) for row in value["rows"]]
     shown = [(Text(_name(row)), *map(_changed, cells)) for row, cells in lines if any("change" in c for c in cells)]
-    return TableGrid(f"Change from {value['base']}", head, tuple(shown))
+    return TableGrid(f"Change from {base}", head, tuple(shown))
 
 
 def _changed(cell: Value) -> Text:

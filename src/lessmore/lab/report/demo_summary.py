@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import lessmore
 from lessmore.core.costs import costs
 from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoStream, Result, kind
+from lessmore.lab.labels import preset_label
 from lessmore.lab.metrics import interval, resampled
 from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate
 from lessmore.methods.resolve import resolve
@@ -206,7 +207,8 @@ def _facts(result: Result) -> dict[str, str]:
         "Model": result.vlm.name,
         "Streams": f"{len(result.streams)} shifts × {n} images ({shifts}; the number is the severity, 1 to 5)",
         "Classes": f"{len(result.classes)}, half of them combinations the embedded models never saw",
-        "Methods": f"zero-shot on all tokens; EViT and TCA at R = {R:g}; preset {PRESET}, the same for every stream",
+        "Methods": f"zero-shot on all tokens; EViT and TCA at R = {R:g}, preset {PRESET} for every stream",
+        "Preset": f"{PRESET}: {preset_label(PRESET)}",
         "Images": f"drawn by the embedded world from seed {result.seed}; no label is used but for counting",
         "Run": f"{result.seconds:.0f} s, {result.workers} processes of one thread, torch {torch.__version__}",
     }
@@ -243,8 +245,8 @@ def _gallery(streams: Sequence[DemoStream]) -> str:
     every, own = changes(streams), corrections(streams)
     images = sum(len(stream.labels) for stream in streams)
     return (
-        "TCA's tokens after every condensing block: pruned patches are black, merged ones take the colour of their "
-        f"token, the others are kept. Of zero-shot's {images} answers TCA fixed {every['fixed']}, broke "
+        f"Tokens of {OURS} after every condensing block: pruned patches are black, merged ones take the colour of "
+        f"their token, the others are kept. Of zero-shot's {images} answers it fixed {every['fixed']}, broke "
         f"{every['broken']}, and left {every['right']} right and {every['wrong']} wrong. Its correction from memory "
         f"alone fixed {own['fixed']} and broke {own['broken']}; the rest is the work of condensing. Shown are the "
         "first of their kind after a quarter of each stream: not the best, and not in proportion."

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import lessmore
+from lessmore.lab.labels import preset_label, preset_note
 from lessmore.lab.report import charts, detail
 from lessmore.lab.report.album import Album, AlbumEntry
 from lessmore.lab.report.browser import names_of, payload
@@ -49,6 +50,9 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         numbers=numbers,
         facets=_facets(found),
         tuned=TUNED,
+        presets=preset_note(
+            sorted({r.summary["spec"]["preset"] for r in runs if r.summary["spec"]["method"] == "tca"})
+        ),
         panels=[_panel(i, titles[i], run, album) for i, (run, album) in enumerate(zip(runs, albums, strict=True))],
         left_out=left_out,
         data=payload(titles, [run.rows for run in runs], albums),
@@ -133,7 +137,7 @@ def _facts(run: Finished) -> dict[str, str]:
         "Images": f"{found['n']:,} answered{failed}",
         "Model": f"{spec['model'].rstrip('/').rpartition('/')[2]}, {made['dtype']}",
         "Method": f"{spec['method']} with reducer {spec['reducer']}, R = {spec['R']:g}",
-        "Preset": spec["preset"] + (f"; {options}" if options else ""),
+        "Preset": f"{spec['preset']}: {preset_label(spec['preset'])}" + (f"; {options}" if options else ""),
         "Adaptation": f"changed {found['changed']:,} answers of the condensed model; McNemar {_p(found['mcnemar_p'])}",
         "Machine": f"{machine}; threads: {made['threads']}; torch {made['versions']['torch']}",
     }

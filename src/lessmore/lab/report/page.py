@@ -62,13 +62,15 @@ class TokenPanel:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One image, what became of its tokens, and the answers of zero-shot (before) and TCA (after)."""
+    """One image, what became of its tokens, and the answers of zero-shot (before) and of the method (after)."""
 
     verdict: str
     shift: str
     truth: str
     before: str
     after: str
+    method: str
+    """Whose answer the second one is."""
     panels: Sequence[TokenPanel]
 
 

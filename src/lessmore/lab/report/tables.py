@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from lessmore.lab.labels import preset_note
 from lessmore.lab.report.grid import TableGrid, TablePage, Text
 
 SummaryView = Mapping[str, Any]
@@ -196,6 +197,10 @@ def _images(runs: Iterable[Run]) -> str:
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,}–{counts[-1]:,}"
 
 
+def _adapts(run: Run) -> bool:
+    return bool(run.summary["spec"]["method"] == "tca")
+
+
 def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[str, ...]:
     notes = [
         "Accuracy in percent ± half the width of the 95 % interval, mean over seeds; in brackets the gain over matched "
@@ -204,6 +209,8 @@ def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[s
     tuned = sorted({run.summary["tuned_on"] for run in runs if run.summary["tuned_on"]})
     if tuned:
         notes.append(f"{TUNED} Settings tuned on test labels, those of {', '.join(tuned)}; never in bold.")
+    told = preset_note(sorted({run.summary["spec"]["preset"].partition("/")[0] for run in runs if _adapts(run)}))
+    notes += [told] if told else []
     failed = sum(run.metrics["failed"] for run in runs)
     if failed:
         notes.append(f"{failed:,} images could not be read and count nowhere.")

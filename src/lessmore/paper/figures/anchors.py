@@ -149,7 +149,8 @@ def _caption(request: Request, data: dict[str, Any]) -> str:
         else f"No class had more than {data['M']} samples."
     )
     return (
-        f"{request.where()}, TCA online over {data['images']} images, M = {data['M']}, strategy {data['strategy']}; "
+        f"{request.where()}, {request.method()} online over {data['images']} images, M = {data['M']}, "
+        f"strategy {data['strategy']}; "
         f"averages over the classes predicted so far ({data['classes_filled'][-1]} of {data['classes']} at the end). "
         f"Cosine of the class means at the end: reservoir {end['reservoir']:.3f}, random {end['random']:.3f}, all "
         f"{end['everything']:.3f}. {since} The mean of many features lies closer to a text than single ones do, so "

@@ -128,8 +128,9 @@ def _tiles(axes: Any, request: Request, cases: list[Case]) -> None:
 def _caption(request: Request, data: dict[str, Any]) -> str:
     found = data["outcomes"]
     return (
-        f"{request.where()}, TCA online over {data['images']} images: {found['right']} right before and after, "
-        f"{found['fixed']} fixed, {found['broken']} broken, {found['wrong']} wrong before and after. Above each image "
-        "its true class; before: matched zero-shot on all tokens; after: TCA, each with its probability. Shown are the "
-        "most confident wrong answers, one for each true class before any class gets a second."
+        f"{request.where()}, {request.method()} online over {data['images']} images: {found['right']} right before and "
+        f"after, {found['fixed']} fixed, {found['broken']} broken, {found['wrong']} wrong before and after. Above each "
+        f"image its true class; before: matched zero-shot on all tokens; after: {request.method()}, each with its "
+        "probability. Shown are the most confident wrong answers, one for each true class before any class gets a "
+        "second."
     )

@@ -17,6 +17,7 @@ from lessmore.core.reservoir import Reservoir
 from lessmore.data.stream import Stream
 from lessmore.errors import ConfigError, ImageError
 from lessmore.lab.job import Job
+from lessmore.lab.labels import method_label
 from lessmore.lab.report.tokens import as_seen
 from lessmore.methods import Setup
 from lessmore.methods.tca import TCA, Answer, decide, look
@@ -39,11 +40,13 @@ class Request:
     settings: Preset
     limit: int
     """At most so many images of the stream are looked at."""
+    preset: str = "own settings"
+    """Name of the preset that the settings are of."""
 
     @classmethod
     def from_job(cls, job: Job, limit: int, cache: bool | str | Path = True) -> Request:
         """The stream and settings of a run; cache: where class embeddings are kept, if at all."""
-        return cls(job.vlm, job.stream, job.setup(cache).text, job.classes, job.settings, limit)
+        return cls(job.vlm, job.stream, job.setup(cache).text, job.classes, job.settings, limit, job.spec.preset)
 
     def about(self) -> dict[str, Any]:
         """What the figure is of, as JSON."""
@@ -55,6 +58,7 @@ class Request:
             "seed": self.stream.seed,
             "domains": sorted({visit.domain for visit in self.stream.visits}),
             "class_token": self.vlm.vision.shape.class_token,
+            "preset": self.preset,
             "R": self.settings.condensation.R,
         }
 
@@ -63,6 +67,10 @@ class Request:
         domains = [d for d in self.about()["domains"] if d != "none"]
         shift = f" under {', '.join(domains[:3])}{' and more' if len(domains) > 3 else ''}" if domains else ""
         return f"{Path(self.vlm.name).name} on {self.stream.dataset.name}{shift}"
+
+    def method(self) -> str:
+        """Which TCA the figure is of."""
+        return method_label("TCA", "tca", self.preset)
 
     def attention_words(self) -> str:
         """What a token's attention is in this tower."""

@@ -112,7 +112,8 @@ def _caption(request: Request, data: dict[str, Any]) -> str:
         f"({i}) {a['needs']}: {a['found']} — {_WORDS[a['met']]}" for i, a in enumerate(data["assumptions"], 1)
     )
     return (
-        f"{request.where()}, TCA online over {data['images']} images; text of the true class; 95 % intervals over "
+        f"{request.where()}, {request.method()} online over {data['images']} images; text of the true class; "
+        "95 % intervals over "
         f"images. A token's cosine is that of the token alone through the tower's pooling and projection; the prior is "
         "what the nearest class anchor attends to, from the reservoir before the image; chance: "
         f"{data['draws']} random selections of the same size. What the argument needs: {needs}."

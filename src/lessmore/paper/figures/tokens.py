@@ -87,6 +87,7 @@ def _row(axes: Any, name: str, sample: FigureSample, traces: list[SourceMap], bl
 def _caption(request: Request, blocks: list[int]) -> str:
     guided = " Guided by the anchors of the stream's images." if request.settings.condensation.uses_anchor else ""
     return (
-        f"{request.where()}, the first images of the stream, blocks {', '.join(map(str, blocks))} counted from 0. "
+        f"{request.where()}, {request.method()}, the first images of the stream, blocks "
+        f"{', '.join(map(str, blocks))} counted from 0. "
         f"{LEGEND[0].upper()}{LEGEND[1:]}. R is the share of the patch tokens that survives a block.{guided}"
     )
