@@ -24,7 +24,9 @@ def test_every_preset_says_what_it_is_and_only_one_is_the_papers() -> None:
 
 
 def test_tables_of_runs_say_which_presets_they_hold() -> None:
-    notes = " ".join(result_page(table([summary(), summary(preset="fixed"), summary(method="tda", preset="bold")])).notes)
+    notes = " ".join(
+        result_page(table([summary(), summary(preset="fixed"), summary(method="tda", preset="bold")])).notes
+    )
     assert f"default: {preset_label('default')}; fixed: {preset_label('fixed')}. Only preset paper" in notes
     assert "bold:" not in notes, "a method without TCA's settings has no preset to explain"
     assert preset_note([]) == ""
