@@ -72,7 +72,7 @@ def _fetch(ahead, lines, LINES: tl.constexpr):
     i = program * LINES + tl.arange(0, LINES)
     address = tl.where(i < lines, ahead.to(tl.int64) + i.to(tl.int64) * 128, ahead.to(tl.int64))
     tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack_weights=1
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
