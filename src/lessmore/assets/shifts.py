@@ -106,7 +106,7 @@ def shift(images: Tensor, kind: str, severity: int, seeds: Tensor) -> Tensor:
 def draw_shifted(
     scene: Scene, kind: str = "clean", severity: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """`draw_scene` under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
+    """A scene under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
     return draw_scene(scene, device) if kind == "clean" else draw_at(scene, kind, _strength(kind, severity), device)
 
 

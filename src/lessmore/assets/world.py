@@ -1,7 +1,7 @@
 """The embedded world: 24 shapes × 10 colours × 8 patterns on textured ground among clutter, with caption and mask.
 
-A `Scene` is a table of random numbers from one seeded CPU generator; `draw_scene` turns it into pixels with plain tensor
-code, on any device, each image independently of its batch.
+A `Scene` is a table of random numbers from one seeded CPU generator. `draw_scene` turns it into pixels with plain
+tensor code, on any device, each image independently of its batch.
 """
 
 from __future__ import annotations

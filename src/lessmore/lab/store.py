@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lessmore.errors import StateError
 from lessmore.storage.files import write_json
-from lessmore.storage.state import Form, Problem, is_finite, read_state, write_state
+from lessmore.storage.state import Form, Problem, finite_problem, read_state, write_state
 
 SampleRow = dict[str, Any]
 _REMEDY = "start this run again with --overwrite"
@@ -109,7 +109,7 @@ class Store:
         self._lock.release()
 
     def begin(
-        self, header: SampleRow, anew: bool, like: Mapping[str, Form] | None = None, problem: Problem = is_finite
+        self, header: SampleRow, anew: bool, like: Mapping[str, Form] | None = None, problem: Problem = finite_problem
     ) -> Checkpoint:
         """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on.
 

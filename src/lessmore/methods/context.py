@@ -25,7 +25,7 @@ from lessmore.errors import ConfigError, ModelError, StateError
 from lessmore.methods.registry import Setup
 from lessmore.models.vlm import VLM
 from lessmore.storage.sealed import read_tensors, write_tensors
-from lessmore.storage.state import is_finite
+from lessmore.storage.state import finite_problem
 
 WORDS = "a photo of a"
 """What context vectors usually begin as."""
@@ -123,7 +123,7 @@ def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any
     ours, theirs = _identity(vlm), facts.get("text_tower")
     if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
         raise ConfigError(f"{path} does not say which text tower it was learnt with; {_REMEDY}")
-    reason = is_finite(tensors)
+    reason = finite_problem(tensors)
     if reason:
         raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
     comparable = ours["dtype"] == theirs["dtype"]

@@ -17,7 +17,7 @@ from lessmore.core.costs import Accounting
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Setup, register_method
 from lessmore.methods.tent import Tent, TentOptions, entropy
-from lessmore.storage.state import Form, is_finite
+from lessmore.storage.state import Form, finite_problem
 
 _DECAY = 0.9
 
@@ -121,7 +121,7 @@ class SAR(Tent):
         """The moving average is an entropy, or NaN; everything else is finite."""
         if bool(state["average"] < 0) or bool(state["average"].isinf()):
             return "average is no entropy"
-        return is_finite({name: tensor for name, tensor in state.items() if name != "average"})
+        return finite_problem({name: tensor for name, tensor in state.items() if name != "average"})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state()`, on whatever device this method runs."""

@@ -9,7 +9,7 @@ A method says nothing of this if its state has fixed shapes and finite numbers. 
 from __future__ import annotations
 
 from lessmore.methods.registry import Method, find_method
-from lessmore.storage.state import Form, Problem, is_finite, state_forms
+from lessmore.storage.state import Form, Problem, finite_problem, state_forms
 
 
 def forms_of(method: Method) -> dict[str, Form]:
@@ -21,5 +21,5 @@ def forms_of(method: Method) -> dict[str, Form]:
 
 def problem_of(name: str) -> Problem:
     """What says why a state of the named method makes no sense."""
-    found: Problem = getattr(find_method(name).maker, "state_problem", is_finite)
+    found: Problem = getattr(find_method(name).maker, "state_problem", finite_problem)
     return found

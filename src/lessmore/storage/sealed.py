@@ -90,7 +90,7 @@ def read_facts(path: Path, schema: str) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as JSON with a seal, atomically; raises OSError where that cannot be done."""
     plain = json.loads(json.dumps(value))
     with replacing(path) as new:
@@ -98,7 +98,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, schema: str, remedy: str) -> dict[str, Any]:
-    """The object of a file of `write_json`, without its seal.
+    """The object of a file of `write_sealed_json`, without its seal.
 
     Args:
         path: The file.

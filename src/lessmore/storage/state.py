@@ -57,7 +57,7 @@ def state_forms(state: Mapping[str, Tensor]) -> dict[str, Form]:
     return {name: Form(tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 
-def is_finite(state: Mapping[str, Tensor]) -> str | None:
+def finite_problem(state: Mapping[str, Tensor]) -> str | None:
     """The `Problem` of most states: a number that is not finite."""
     for name, tensor in state.items():
         if not bool(tensor.isfinite().all()):
@@ -71,7 +71,7 @@ def finite_but(*names: str) -> Problem:
     def problem(state: Mapping[str, Tensor]) -> str | None:
         odd = [name for name in names if name in state and bool(state[name].isnan().any())]
         rest = {name: tensor for name, tensor in state.items() if name not in names}
-        return f"{odd[0]} has a number that is none" if odd else is_finite(rest)
+        return f"{odd[0]} has a number that is none" if odd else finite_problem(rest)
 
     return problem
 
@@ -102,7 +102,7 @@ def read_state(
     path: Path,
     identity: Mapping[str, Any],
     like: Mapping[str, Form],
-    problem: Problem = is_finite,
+    problem: Problem = finite_problem,
     remedy: str = REMEDY,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file, all of them checked.
