@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -65,3 +66,15 @@ def test_functions_are_short() -> None:
     assert statistics.median(length for length, _ in lengths) <= MEDIAN
     limit = {True: LONGEST_KERNEL, False: LONGEST}
     assert [(length, where) for length, where in lengths if length > limit["/kernels/" in where]] == []
+
+
+def test_every_room_says_what_it_is() -> None:
+    for package in sorted(SOURCE.glob("**/__init__.py")):
+        room = package.parent
+        if room == SOURCE:
+            continue
+        said = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
+        first = re.search(r"^Read `([\w.]+)` first", said, re.MULTILINE)
+        assert first, f"{room.relative_to(SOURCE)} does not say what to read first"
+        assert (room / first[1]).is_file(), f"{room.relative_to(SOURCE)} names {first[1]}, which is not there"
+        assert 4 <= len(said.splitlines()) <= 8

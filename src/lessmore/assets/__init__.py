@@ -1,6 +1,9 @@
 """The embedded world: a renderer of labelled images and two small models trained on it, so that nothing is downloaded.
 
 `world` draws, `shifts` disturbs, `words` tokenises; `tools/train_tiny.py` makes the model folders named here.
+Pictures and weights of other origin stay out, for this folder is shipped with every install. It imports nothing of
+ours but errors.
+Read `world.py` first.
 """
 
 from __future__ import annotations

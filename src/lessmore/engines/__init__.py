@@ -1,4 +1,9 @@
-"""Engines: what runs a step. `eager` is the reference; the others give the same answers faster."""
+"""Engines: what runs a step. `eager` is the reference; the others give the same answers faster.
+
+An engine may batch, fuse, capture or export the operations of `core.step`, but owns no rule and keeps the order
+stated there. Property tests hold each engine to the plain functions. Nothing here knows commands, runs or tables.
+Read `answers.py` first: adapter, runner and bench get their answers there.
+"""
 
 from __future__ import annotations
 

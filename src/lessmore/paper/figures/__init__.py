@@ -1,4 +1,10 @@
-"""The paper's figures, drawn of any model and data: `FIGURES[name].draw(request)` gives a figure and its numbers."""
+"""The paper's figures, drawn of any model and data: `FIGURES[name].draw(request)` gives a figure and its numbers.
+
+One file for each figure, with `measure`, which computes its numbers, and `draw`, which plots them. What several
+figures need stands in `request.py`, `trace.py` and `style.py`. No other room imports
+matplotlib.
+Read `tokens.py` first.
+"""
 
 from lessmore.paper.figures import anchors, heads, leave_one_out, ood, theory, theory_plot, tokens
 from lessmore.paper.figures.plots import RUN_PLOTS, save_run_plots
