@@ -23,7 +23,7 @@ import lessmore
 from lessmore.cli import main
 from lessmore.core.encoder import Encoded, encode
 from lessmore.data.registry import open_dataset
-from lessmore.errors import ConfigError, ImageError, ModelError
+from lessmore.errors import ConfigError, ImageError
 from lessmore.lab.cache import CachedEncoding, Shards
 from lessmore.lab.job import prepare_job
 from lessmore.lab.loader import load_images
@@ -247,6 +247,23 @@ def test_the_key_follows_what_changes_numbers_and_nothing_else(spec: RunSpec, vl
     assert prepare_job(replace(spec, precision="float64")).key not in (key, *keys)
 
 
+@pytest.mark.parametrize("kind", ["ENCODING", "ANSWER", "CLASS_EMBEDDING"])
+def test_results_of_another_algorithm_are_not_taken_for_this_one(
+    do: Any, spec: RunSpec, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs are done again, and of the caches exactly those that the algorithm makes."""
+    do(spec)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    for module in ("core.algorithm", "lab.cache", "models.class_embeddings"):
+        monkeypatch.setattr(f"lessmore.{module}.{kind}", 10**6, raising=False)
+    do(spec)
+    assert len(list((tmp_path / "out").glob("*/summary.json"))) == 2
+    found = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    new = {path.relative_to(tmp_path / "cache").parts[0] for path in found.keys() - kept.keys()}
+    assert new == {"ENCODING": {"encodings"}, "CLASS_EMBEDDING": {"class-embeddings"}, "ANSWER": set()}[kind]
+    assert all(found[path] == when for path, when in kept.items())
+
+
 def test_names_of_runs_are_readable_and_short(spec: RunSpec, vlm: Any, tmp_path: Path) -> None:
     name = prepare_job(spec, vlm).name
     assert "tiny_tca_tca_R0.9_iid_seed0_" in name and name == Path(name).name
@@ -332,7 +349,7 @@ def test_wrong_wishes_are_refused_before_anything_is_loaded(wishes: dict[str, An
 
 def test_a_device_that_is_not_there_is_one_sentence(spec: RunSpec, tmp_path: Path) -> None:
     for device in ("cuda:77", "toaster"):
-        with pytest.raises(ModelError, match="try --device cpu"):
+        with pytest.raises(ConfigError, match="take auto or cpu"):
             run_one(replace(spec, device=device), tmp_path)
 
 

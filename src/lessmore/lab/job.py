@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.config import Preset
+from lessmore.core.algorithm import algorithm
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
@@ -49,6 +50,7 @@ class Job:
         options = method_options(self.spec.method, self.spec.own_options())
         return {
             "schema": SCHEMA,
+            "algorithm": algorithm(),
             **self.sight,
             "prompts": self._prompts(),
             "method": self.spec.method,
