@@ -13,6 +13,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     ctpt,
     difftpt,
     dota,
+    ecalp,
     lsa,
     mta,
     neo,
