@@ -20,7 +20,8 @@ from PIL import Image
 import lessmore
 from lessmore import adapter as adapter_module
 from lessmore.assets import MODELS, world
-from lessmore.cli import COMMANDS, classify, main, parse, rows
+from lessmore.cli import COMMANDS, main, parse, rows
+from lessmore.data.find import find_images
 from lessmore.lab.report.tokens import as_picture
 
 MODEL = "tiny"
@@ -202,7 +203,7 @@ def test_odd_file_names_come_back(ending: str, photos: Path, tmp_path: Path) -> 
     output, state = tmp_path / f"out.{ending}", tmp_path / "s.safetensors"
     command = ["classify", folder, *BASE, "--output", output, "--state", state]
     assert call(*command) == 0
-    assert sorted(row.path for row in rows.read_answers(output)) == classify.find_images([str(folder)])
+    assert sorted(row.path for row in rows.read_answers(output)) == find_images([str(folder)])
     size = output.stat().st_size
     assert call(*command) == 0
     assert output.stat().st_size == size, "every input was known by its name"

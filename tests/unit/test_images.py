@@ -150,8 +150,8 @@ def test_unusable_sources(tmp_path: Path) -> None:
         str(tmp_path): "is a folder",
         str(tmp_path / "text.png"): "not a readable image",
         "https://example.org/cat.png": "download",
-        "/dev/zero": "no file",
-        "nul\0byte": "no file",
+        "/dev/zero": "pipe, socket or device",
+        "nul\0byte": "cannot be opened",
     }
     for source, message in cases.items():
         with pytest.raises(ImageError, match=message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from lessmore.cli.common import (
     make_adapter,
     new_parser,
 )
-from lessmore.data.images import ENDINGS
+from lessmore.data.find import find_images, same_place
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -83,9 +82,10 @@ def run(args: Namespace) -> int:
     if state is not None and state.exists():
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)
-    done = {row.path for row in known}
-    counts = AnswerCounts(failed=sum(row.failed for row in known), skipped=sum(path in done for path in paths))
-    _stream(adapter, [path for path in paths if path not in done], args, state, counts)
+    done = {same_place(row.path) for row in known}
+    todo = [path for path in paths if same_place(path) not in done]
+    counts = AnswerCounts(failed=sum(row.failed for row in known), skipped=len(paths) - len(todo))
+    _stream(adapter, todo, args, state, counts)
     if not args.quiet:
         _summary(counts, args)
     return INTERRUPTED if counts.left else SOME_FAILED if counts.failed else OK
@@ -99,28 +99,6 @@ def _check(args: Namespace, state: Path | None) -> None:
         check_writable(state, (".safetensors",))
     if args.output != "-":
         check_writable(Path(args.output), (".csv", ".jsonl"))
-
-
-def find_images(inputs: list[str]) -> list[str]:
-    """Files as given, folders searched in sorted order for image endings; every path once."""
-    found: dict[str, None] = {}
-    for name in inputs:
-        if os.path.isdir(name):
-            inside = list(_search(name))
-            if not inside:
-                raise ConfigError(f"there are no images in {name}; known endings are {', '.join(ENDINGS)}")
-            found.update(dict.fromkeys(inside))
-        elif os.path.exists(name):
-            found[name] = None
-        else:
-            raise ConfigError(f"there is no file or folder {name}; check the path")
-    return list(found)
-
-
-def _search(folder: str) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (os.path.join(place, name) for name in sorted(files) if name.lower().endswith(ENDINGS))
 
 
 def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> list[rows.Written]:

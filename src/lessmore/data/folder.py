@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lessmore.data.dataset import Dataset, Files
-from lessmore.data.images import ENDINGS
+from lessmore.data.formats import ENDINGS
 from lessmore.data.layout import existing_folders
 from lessmore.data.spec import COMMON, Spec
 from lessmore.errors import ConfigError

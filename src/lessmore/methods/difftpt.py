@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.data.images import ENDINGS, load_image
+from lessmore.data.formats import ENDINGS
+from lessmore.data.images import load_image
 from lessmore.errors import ConfigError, ImageError
 from lessmore.methods.registry import Setup, register_method
 from lessmore.methods.tpt import TPT, TPTOptions, confident

@@ -1,0 +1,6 @@
+"""The image formats that are read, and the endings their files have."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""Formats by their names in Pillow."""
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+"""Endings by which folders are searched; a file given by name may have any."""

@@ -1,0 +1,70 @@
+"""Reading the bytes of an image file: regular files only, never more than a limit, and never waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from lessmore.errors import ImageError
+
+MAX_BYTES = 64 * 2**20
+"""The largest encoded image, counted as it is read and not as a header or the file system says."""
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_image_file(name: str) -> bytes:
+    """The bytes of an image file.
+
+    Args:
+        name: Its path. Opening does not block, so that a pipe without a writer is refused at once.
+
+    Raises:
+        ImageError: There is no such file, it may not be read, it is no regular file, or it is too large.
+    """
+    if name.startswith(("http://", "https://")):
+        raise ImageError(f"{name} is an address; download the file and give its path")
+    try:
+        handle = os.open(name, _FLAGS)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise _unreadable(name, error) from error
+    try:
+        _check_kind(os.fstat(handle).st_mode, name)
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    finally:
+        os.close(handle)
+    check_bytes(len(data), name)
+    return data
+
+
+def check_bytes(count: int, name: str) -> None:
+    """Refuse an encoded image of too many bytes.
+
+    Raises:
+        ImageError: There are more than `MAX_BYTES`.
+    """
+    if count > MAX_BYTES:
+        raise ImageError(f"{name} is larger than {MAX_BYTES // 2**20} MB; make the image smaller first")
+
+
+def _check_kind(mode: int, name: str) -> None:
+    if stat.S_ISDIR(mode):
+        closed = not os.access(name, os.R_OK | os.X_OK)
+        what = "that may not be searched; check its permissions" if closed else "; give the path of one image file"
+        raise ImageError(f"{name} is a folder{' ' if closed else ''}{what}")
+    if not stat.S_ISREG(mode):
+        raise ImageError(f"{name} is no regular file but a pipe, socket or device; save the image as a file")
+
+
+def _unreadable(name: str, error: OSError | ValueError) -> ImageError:
+    if isinstance(error, FileNotFoundError):
+        return ImageError(f"there is no file {name}; check the path")
+    if getattr(error, "errno", None) in (errno.ENXIO, errno.ENODEV):
+        return ImageError(f"{name} is no regular file but a pipe, socket or device; save the image as a file")
+    shown = name if len(name) <= 300 else f"{name[:300]}..."
+    reason = getattr(error, "strerror", None) or error
+    return ImageError(f"{shown} cannot be opened ({reason}); check the path and its permissions")
