@@ -27,11 +27,13 @@ browser: ## Chromium for the page tests; only this and .ci/run install it
 	  || { echo "make browser: apt-get cannot install chromium here; install it yourself and set CHROMIUM to its path"; \
 	       exit 1; }
 
-lint: $(VENV)/.dev ## style, types, and which room may import which
+lint: $(VENV)/.dev ## style, types, which room may import which, licences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/licences.py --check
+	$(BIN)/python -m pip check
 
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python -m lessmore bench ViT-B-16
