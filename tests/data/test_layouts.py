@@ -87,7 +87,7 @@ def test_cifar_arrays_are_mapped_and_never_unpickled(tmp_path: Path) -> None:
     assert isinstance(cifar_c._array(tmp_path / "CIFAR-100-C" / "fog.npy"), np.memmap)
     dataset = open_dataset("cifar100c/fog/1", tmp_path)
     np.save(tmp_path / "CIFAR-100-C" / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ImageError, match="get it anew"):
+    with pytest.raises(ImageError, match="download it again"):
         dataset.image(0)
     with pytest.raises(ConfigError, match="not an array of numbers"):
         open_dataset("cifar100c/fog/1", tmp_path)
@@ -96,11 +96,11 @@ def test_cifar_arrays_are_mapped_and_never_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "file", "message"),
     [
-        (np.zeros((20, 32, 32), np.uint8), "fog", r"uint8 \[20, 32, 32\], not 20 colour images"),
-        (np.zeros((19, 32, 32, 3), np.uint8), "fog", "not 20 colour images"),
+        (np.zeros((20, 32, 32), np.uint8), "fog", r"uint8 \[20, 32, 32\], not 20 RGB images"),
+        (np.zeros((19, 32, 32, 3), np.uint8), "fog", "not 20 RGB images"),
         (np.zeros((20, 32, 32, 3), np.float32), "fog", "float32"),
-        (np.zeros(18, np.int64), "labels", "no list of labels"),
-        (np.zeros(20), "labels", "no list of labels"),
+        (np.zeros(18, np.int64), "labels", "does not list labels"),
+        (np.zeros(20), "labels", "does not list labels"),
         (np.full(20, 100), "labels", "label 100, but its classes are 0 to 99"),
     ],
 )
@@ -166,7 +166,7 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
 def test_aircraft_lists(tmp_path: Path) -> None:
     build(tmp_path, "fgvc_aircraft", "coop")
     (tmp_path / "fgvc_aircraft" / "images_variant_test.txt").write_text("1 Concorde\n")
-    with pytest.raises(ConfigError, match="'Concorde', which variants.txt"):
+    with pytest.raises(ConfigError, match="'Concorde', not listed in variants.txt"):
         open_dataset("aircraft", tmp_path)
     (tmp_path / "fgvc_aircraft" / "variants.txt").unlink()
     with pytest.raises(ConfigError, match=r"variants.txt cannot be read"):

@@ -1,8 +1,8 @@
 """The embedded world: a renderer of labelled images and two small models trained on it, so that nothing is downloaded.
 
 `world` draws, `shifts` disturbs, `words` tokenises; `tools/train_tiny.py` makes the model folders named here.
-Pictures and weights of other origin stay out, for this folder is shipped with every install. It imports nothing of
-ours but errors.
+Pictures and weights from elsewhere stay out, because every install ships this folder. It imports nothing of ours but
+errors.
 Read `world.py` first.
 """
 
@@ -17,7 +17,7 @@ MODELS = ("tiny", "tiny-siglip")
 
 
 def model_folder(name: str) -> Path:
-    """Folder of an embedded model, in transformers' format."""
+    """The folder of an embedded model, in transformers' format."""
     if name not in MODELS:
         raise ModelError(unknown("embedded model", name, MODELS))
     folder = Path(__file__).parent / name

@@ -1,7 +1,7 @@
-"""Scalar fields on the pixel grid: counter-based noise, and the textures backgrounds are made of.
+"""Scalar fields on the pixel grid: counter-based noise, and the textures that backgrounds are made of.
 
-Noise is an integer hash of (seed, position), so a field depends on its image's seed alone: not on the batch it is
-drawn in, not on the device, and on no generator's state.
+Noise is an integer hash of (seed, position). A field therefore depends on the seed of its image alone, and not on the
+batch, the device or the state of a generator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ _MASK = 0xFFFFFFFF
 
 
 def send(x: Tensor, device: torch.device | str) -> Tensor:
-    """A CPU tensor on `device`; a GPU is not waited for, so that drawing can be queued behind other work."""
+    """A CPU tensor on `device`, without waiting for a GPU, so that drawing can be queued behind other work.
+
+    Args:
+        x: A tensor on the CPU.
+        device: Where to; memory is pinned for CUDA.
+    """
     if torch.device(device).type != "cuda":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -31,31 +36,61 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def hash_uniform(seed: Tensor, counter: Tensor, stream: int) -> Tensor:
-    """Uniforms in [0, 1) of int64 seeds and counters that broadcast against each other; `stream` separates uses."""
+    """Uniform numbers in [0, 1), float32, of the broadcast shape of seeds and counters.
+
+    Args:
+        seed: int64, one per image as a rule.
+        counter: int64, the position within the image.
+        stream: Separates independent uses of one seed.
+    """
     key = _mix((seed + 0x9E3779B9 * (stream + 1)) & _MASK)
     return (_mix((counter * 0x2545F491 + key) & _MASK) >> 8).to(torch.float32) * 2.0**-24
 
 
 def white(seed: Tensor, size: int, stream: int) -> Tensor:
-    """Independent uniforms [B, size, size] for seeds [B]."""
+    """Independent uniform numbers in [0, 1), [B, size, size].
+
+    Args:
+        seed: [B] int64.
+        size: Pixels on a side.
+        stream: Separates independent uses of one seed.
+    """
     counter = torch.arange(size * size, device=seed.device).view(1, size, size)
     return hash_uniform(seed.view(-1, 1, 1), counter, stream)
 
 
 def normal(seed: Tensor, size: int, stream: int) -> Tensor:
-    """Independent standard normals [B, size, size] for seeds [B], by Box and Muller's transform."""
+    """Independent standard normal numbers [B, size, size], by the Box–Muller transform.
+
+    Args:
+        seed: [B] int64.
+        size: Pixels on a side.
+        stream: Separates uses of one seed; `stream + 1` is used up as well.
+    """
     radius = torch.sqrt(-2 * torch.log(1 - white(seed, size, stream)))
     return radius * torch.cos(2 * math.pi * white(seed, size, stream + 1))
 
 
 def smooth(seed: Tensor, size: int, cells: int, stream: int) -> Tensor:
-    """Noise in [0, 1] with about `cells` bumps across, [B, size, size] for seeds [B]."""
+    """Smooth noise in [0, 1], [B, size, size].
+
+    Args:
+        seed: [B] int64.
+        size: Pixels on a side.
+        cells: About how many bumps fit across the image.
+        stream: Separates independent uses of one seed.
+    """
     lattice = white(seed, cells + 1, stream)[:, None]
     return F.interpolate(lattice, size=(size, size), mode="bicubic", align_corners=True)[:, 0].clamp(0, 1)
 
 
 def smooth_step(x: Tensor, sharpness: Tensor | float) -> Tensor:
-    """0 below zero, 1 above, with a ramp of width 1/sharpness: an edge that does not alias."""
+    """0 below zero and 1 above, joined by a ramp: an edge that does not alias.
+
+    Args:
+        x: Signed distances, any shape.
+        sharpness: 1 / width of the ramp, in the unit of `x`.
+    """
     return (x * sharpness + 0.5).clamp(0, 1)
 
 
@@ -64,8 +99,8 @@ def wave(x: Tensor) -> Tensor:
     return 4 * (x - 0.25 - torch.floor(x - 0.25) - 0.5).abs() - 1
 
 
-# A texture takes the turned pixel coordinates u, v [B, S, S] in periods, and the seeds [B]; it answers in [0, 1].
 Texture = Callable[..., Tensor]
+"""A function of rotated pixel coordinates u, v [B, S, S], in periods, and seeds [B]; its values are in [0, 1]."""
 
 
 def _slope(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
@@ -129,13 +164,19 @@ def _confetti(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
 
 
 TRAINED: tuple[Texture, ...] = (_slope, _clouds, _blotches, _ripples, _planks, _tiles, _grain, _spotlight)
-"""Textures behind the images the models are trained on."""
+"""Background textures of the images that the models are trained on."""
 UNSEEN: tuple[Texture, ...] = (_bricks, _dots, _hoops, _argyle, _hatching, _confetti)
 """Textures that only the `background` shift shows."""
 
 
 def by_kind(kinds: tuple[Texture, ...], kind: Tensor, *fields: Tensor) -> Tensor:
-    """[B, S, S]: texture number `kind` [B] (a CPU tensor) of tensors with B rows; each image pays for its own only."""
+    """Each row drawn with its own texture, [B, S, S]; a texture is computed for the rows that use it and no others.
+
+    Args:
+        kinds: The textures to choose from.
+        kind: [B] int64 on the CPU, the number of each row's texture.
+        *fields: Arguments of the textures, tensors with B rows.
+    """
     out = torch.empty_like(fields[0])
     for number, texture in enumerate(kinds):
         rows = (kind == number).nonzero()[:, 0]

@@ -1,7 +1,7 @@
 """Twenty-four shapes as signed distances: negative inside, in units where a shape fills about [-1, 1]².
 
-Distances are computed once on a fine grid (the atlas) and sampled from there, so a batch of mixed shapes costs one
-lookup however many shapes it mixes.
+Distances are computed once on a fine grid (the atlas) and sampled from there. A batch costs one lookup, however many
+shapes it mixes.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _crossings(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _exact_inside(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The same outline with true distances inside: a union's own are too short where its parts overlap."""
+    """The same outline with true distances inside; those of a union are too short where its parts overlap."""
     inside = values < 0
     depth = torch.cdist(torch.stack([x[inside], y[inside]], -1), _crossings(values, x, y)).amin(1)
     return values.masked_scatter(inside, -depth)
@@ -200,7 +200,12 @@ def _atlas(device: torch.device) -> Tensor:
 
 
 def distance(shape: Tensor, points: Tensor) -> Tensor:
-    """Signed distance of points [B, H, W, 2] (x right, y up, object units) to shapes [B] int64 → [B, H, W]."""
+    """Signed distances [B, H, W] in object units, negative inside.
+
+    Args:
+        shape: [B] int64, numbers of shapes.
+        points: [B, H, W, 2] in object units, x to the right and y up.
+    """
     atlas = _atlas(points.device)[shape]
     sampled = F.grid_sample(atlas, points / ATLAS_REACH, padding_mode="border", align_corners=True)
     return sampled[:, 0]

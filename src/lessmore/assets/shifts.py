@@ -12,7 +12,6 @@ from lessmore.assets import fields
 from lessmore.assets.world import Scene, draw_scene
 from lessmore.errors import ConfigError, unknown
 
-# One value per severity: what it means is said by the function of that kind.
 STRENGTHS: dict[str, tuple[float, float, float, float, float]] = {
     "background": (0.5, 0.65, 0.8, 0.9, 1.0),
     "contrast": (0.6, 0.5, 0.44, 0.38, 0.32),
@@ -22,6 +21,7 @@ STRENGTHS: dict[str, tuple[float, float, float, float, float]] = {
     "blur": (0.6, 0.9, 1.2, 1.6, 2.1),
     "sketch": (0.25, 0.33, 0.42, 0.5, 0.6),
 }
+"""One strength per severity, in the unit of the second argument of that kind's function below."""
 KINDS: tuple[str, ...] = tuple(STRENGTHS)
 """Names of the shifts."""
 
@@ -93,9 +93,18 @@ def _strength(kind: str, severity: int) -> float:
 
 
 def shift(images: Tensor, kind: str, severity: int, seeds: Tensor) -> Tensor:
-    """Disturb finished images [B, 3, S, S] in [0, 1], seeds [B] int64 → the same shape and range.
+    """Finished images under a shift, in the same shape and range.
 
-    `background` changes what is drawn rather than what was drawn: use `draw_shifted` for it.
+    `background` needs the scene, because it changes what is drawn; use `draw_shifted` for it.
+
+    Args:
+        images: [B, 3, S, S] in [0, 1].
+        kind: A name of `KINDS` other than `background`.
+        severity: 1 to 5.
+        seeds: [B] int64, all that random parts depend on.
+
+    Raises:
+        ConfigError: The kind is unknown or `background`, or the severity is out of range.
     """
     strength = _strength(kind, severity)
     if kind == "background":
@@ -106,12 +115,29 @@ def shift(images: Tensor, kind: str, severity: int, seeds: Tensor) -> Tensor:
 def draw_shifted(
     scene: Scene, kind: str = "clean", severity: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """A scene under any shift, or none (`clean`): images [B, 3, SIZE, SIZE] in [0, 1], masks [B, SIZE, SIZE] bool."""
+    """A scene drawn under a shift.
+
+    Args:
+        scene: What to draw.
+        kind: A name of `KINDS`, or `clean` for no shift.
+        severity: 1 to 5; not read for `clean`.
+        device: Where to draw.
+
+    Returns:
+        Images [B, 3, SIZE, SIZE] in [0, 1], and object masks [B, SIZE, SIZE] bool.
+    """
     return draw_scene(scene, device) if kind == "clean" else draw_at(scene, kind, _strength(kind, severity), device)
 
 
 def draw_at(scene: Scene, kind: str, strength: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """`draw_shifted` at any strength in the units of `STRENGTHS`, for choosing these."""
+    """Like `draw_shifted`, at any strength; this is how the values of `STRENGTHS` were chosen.
+
+    Args:
+        scene: What to draw.
+        kind: A name of `KINDS`.
+        strength: In the unit of that kind in `STRENGTHS`.
+        device: Where to draw.
+    """
     if kind == "background":
         return draw_scene(scene, device, unseen=strength)
     images, masks = draw_scene(scene, device)

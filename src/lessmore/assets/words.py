@@ -1,7 +1,7 @@
-"""A word tokenizer for the world's captions, needing nothing but a list of words.
+"""A word tokenizer for the captions of the embedded world; it needs nothing but a list of words.
 
-It splits on spaces and punctuation in lower case, frames a text by <start> and <end>, and pads or cuts it to 16
-tokens. `tokenizer_files` says the same to transformers' AutoTokenizer.
+It lower-cases a text, splits it at spaces and punctuation, puts <start> and <end> around it, and pads or cuts it to 16
+tokens. `tokenizer_files` describes the same tokenizer to transformers' AutoTokenizer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXTRA = "object thing , ! ? and with in at small large big little good bad clea
 
 
 def _world_vocabulary() -> list[str]:
-    """<end> has the highest number: towers that look for it by argmax and those that look for its number agree."""
+    """<end> has the highest number, so towers that find it by argmax agree with those that look for its number."""
     words = [w for t in TEMPLATES for w in _split(t.replace("{a}", "").replace("{}", ""))]
     every = dict.fromkeys([*words, *_EXTRA.split(), *SHAPES, *COLOURS, *PATTERNS])
     return [PAD, UNKNOWN, *every, START, END]
@@ -52,10 +52,14 @@ def _split(text: str) -> list[str]:
 
 
 class Words:
-    """Texts to token numbers and back."""
+    """Turns texts into token numbers and back."""
 
     def __init__(self, ids: Mapping[str, int] | None = None) -> None:
-        """Take a vocabulary of words and their numbers, or the world's."""
+        """Take a vocabulary.
+
+        Args:
+            ids: Words and their numbers; None means the embedded world's own.
+        """
         self.ids = dict(ids) if ids is not None else {word: i for i, word in enumerate(_world_vocabulary())}
         self.words = {i: word for word, i in self.ids.items()}
 
@@ -80,12 +84,12 @@ class Words:
         return rows
 
     def decode(self, tokens: Tensor) -> list[str]:
-        """[n, k] → the n texts, without the frame; words that were unknown stay `<unk>`."""
+        """[n, k] → the n texts, without <start>, <end> and padding; unknown words stay `<unk>`."""
         frame = {PAD, START, END}
         return [" ".join(w for w in (self.words[i] for i in row) if w not in frame) for row in tokens.tolist()]
 
     def tokenizer_files(self) -> dict[str, dict[str, Any]]:
-        """Contents of tokenizer.json and tokenizer_config.json, from which transformers gives the same numbers."""
+        """Contents of tokenizer.json and tokenizer_config.json; with them transformers gives the same token numbers."""
         return {"tokenizer.json": _tokenizer_json(self.ids), "tokenizer_config.json": _tokenizer_config()}
 
 

@@ -1,7 +1,7 @@
-"""The embedded world: 24 shapes × 10 colours × 8 patterns on textured ground among clutter, with caption and mask.
+"""The embedded world: 24 shapes × 10 colours × 8 patterns on textured ground among clutter, with captions and masks.
 
 A `Scene` is a table of random numbers from one seeded CPU generator. `draw_scene` turns it into pixels with plain
-tensor code, on any device, each image independently of its batch.
+tensor code, on any device. An image does not depend on the others in its batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def combinations() -> list[Combination]:
 
 
 def _is_held_out(combination: Combination) -> bool:
-    """One residue class of five: with every shape and pattern exactly two of the ten colours are kept back."""
+    """One residue class of five: each pair of shape and pattern loses exactly two of its ten colours."""
     shape, colour, pattern = combination
     return (shape + 2 * colour + pattern) % 5 == 0
 
@@ -71,9 +71,16 @@ def trained_combinations() -> list[Combination]:
 
 
 def test_classes(k: int = 48, seed: int = 0) -> list[Combination]:
-    """k classes for evaluation: k/2 unseen combinations, each followed by a trained one that differs in one attribute.
+    """Classes for evaluation: k/2 unseen combinations, each followed by a trained one that differs in one attribute.
 
-    The attribute goes round shape, colour, pattern, so that every word of a caption matters.
+    The attribute cycles through shape, colour and pattern, so that every word of a caption matters.
+
+    Args:
+        k: How many; even, at most 768.
+        seed: Chooses the combinations.
+
+    Raises:
+        ConfigError: `k` is odd or out of range.
     """
     if k % 2 or not 0 < k <= 2 * len(held_out_combinations()):
         raise ConfigError(f"test_classes needs an even k between 2 and 768, not {k}")
@@ -92,19 +99,31 @@ def _differs_only_in(attribute: int, a: Combination, b: Combination) -> bool:
 
 
 def caption(shape: int | None, colour: int | None = None, pattern: int | None = None) -> str:
-    """`a red striped star`; what is None stays unsaid, and an unsaid shape is an `object`."""
+    """A name with its article, such as `a red striped star`.
+
+    Args:
+        shape: Number of the shape; None for just `object`.
+        colour: Number of the colour; None leaves it out.
+        pattern: Number of the pattern; None leaves it out.
+    """
     name = class_name(shape, colour, pattern)
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def class_name(shape: int | None, colour: int | None = None, pattern: int | None = None) -> str:
-    """The caption without its article, ready for templates such as `a photo of a {}`."""
+    """A name without an article, such as `red striped star`, ready for templates such as `a photo of a {}`.
+
+    Args:
+        shape: Number of the shape; None for just `object`.
+        colour: Number of the colour; None leaves it out.
+        pattern: Number of the pattern; None leaves it out.
+    """
     words = [names[i] for names, i in ((COLOURS, colour), (PATTERNS, pattern)) if i is not None]
     return " ".join([*words, "object" if shape is None else SHAPES[shape]])
 
 
 def world_class_names(classes: list[Combination]) -> list[str]:
-    """Names of several combinations."""
+    """Names of several combinations, in their order."""
     return [class_name(*c) for c in classes]
 
 
@@ -133,10 +152,12 @@ class Scene:
 
 
 def world_sample(n: int, seed: int, combos: list[Combination] | Tensor | None = None) -> Scene:
-    """n scenes, each of a combination drawn evenly from `combos` (a list or [K, 3] int64; default: the trained ones).
+    """Scenes with combinations drawn evenly; the first m of n scenes are the same for every n.
 
-    The first m of n scenes are the same whatever n is. Training draws from seeds of 2⁴⁰ and more: those below are
-    images no model of this package has seen.
+    Args:
+        n: How many scenes.
+        seed: Training uses 2⁴⁰ and above, so no model of this package has seen an image of a smaller seed.
+        combos: What to draw from, a list or [K, 3] int64; None means the trained combinations.
     """
     table = torch.as_tensor(trained_combinations() if combos is None else combos)
     dice = torch.rand(n, _WIDTH, generator=torch.Generator().manual_seed(seed))
@@ -192,7 +213,7 @@ def _blend(under: Tensor, colour: Tensor, cover: Tensor) -> Tensor:
 
 
 def _ground_texture(scene: Scene, dice: Tensor, seed: Tensor, unseen: bool) -> Tensor:
-    """[B, S, S] in [0, 1]; the kind is read from the CPU copy so that nothing waits for the device."""
+    """[B, S, S] in [0, 1]; the kinds are read from the CPU copy, so that nothing waits for the device."""
     u = _columns(dice, "ground")
     x, y = _turn(*_grid(dice.device), 2 * math.pi * u[:, 2])
     scale = _image(_between(u[:, 3], 1.5, 4.0))
@@ -203,7 +224,7 @@ def _ground_texture(scene: Scene, dice: Tensor, seed: Tensor, unseen: bool) -> T
 
 
 def _ground(scene: Scene, dice: Tensor, seed: Tensor, unseen: float) -> Tensor:
-    """Backgrounds [B, 3, S, S]: muted and familiar, or by the weight `unseen` vivid and never trained on."""
+    """Backgrounds [B, 3, S, S]: muted trained textures, blended with vivid unseen ones by the weight `unseen`."""
     u = _columns(dice, "ground")
     first = torch.stack([u[:, 6], _between(u[:, 7], 0.05, 0.4), _between(u[:, 8], 0.2, 0.65)], -1)
     shift = torch.stack([_between(u[:, 9], -0.12, 0.12), 0 * u[:, 9], _between(u[:, 10], -0.25, 0.25)], -1)
@@ -285,7 +306,7 @@ _PATTERN_FIELDS = (_plain, _striped, _dotted, _checkered, _ringed, _split, _outl
 
 
 def _paint(scene: Scene, dice: Tensor, seed: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
-    """The object's surface [B, 3, S, S]: its colour, and where the pattern says so a pale or dark second one."""
+    """The object's surface [B, 3, S, S]: its colour, and a pale or dark second one where the pattern calls for it."""
     u = _columns(dice, "surface")
     jitter = _between(u[:, :3], -1, 1) * fields.send(torch.tensor([0.014, 0.08, 0.07]), dice.device)
     named = torch.tensor(list(_COLOUR_HSV.values()))[scene.labels[:, 1]]
@@ -300,7 +321,7 @@ def _paint(scene: Scene, dice: Tensor, seed: Tensor, x: Tensor, y: Tensor, insid
 
 
 def _object(image: Tensor, scene: Scene, dice: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Paint the object with a faint shadow over images [B, 3, S, S]; also its coverage [B, S, S]."""
+    """Images [B, 3, S, S] with the object and its faint shadow painted over, and the object's coverage [B, S, S]."""
     x, y, radius = _object_grid(dice)
     outside = shapes.distance(fields.send(scene.labels[:, 0], dice.device), torch.stack([x, y], -1))
     pixels = outside * _image(radius) * (SIZE / 2)
@@ -311,9 +332,15 @@ def _object(image: Tensor, scene: Scene, dice: Tensor, seed: Tensor) -> tuple[Te
 
 
 def draw_scene(scene: Scene, device: torch.device | str = "cpu", unseen: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Images [B, 3, SIZE, SIZE] in [0, 1] and object masks [B, SIZE, SIZE] bool, on `device`.
+    """The pictures of a scene.
 
-    `unseen` in [0, 1] is the weight of background textures outside training; all else stays where it was.
+    Args:
+        scene: What to draw.
+        device: Where to draw.
+        unseen: Weight in [0, 1] of background textures that training never shows; everything else stays as it is.
+
+    Returns:
+        Images [B, 3, SIZE, SIZE] in [0, 1], and object masks [B, SIZE, SIZE] bool.
     """
     dice, seed = fields.send(scene.dice, device), fields.send(scene.seed, device)
     image = _ground(scene, dice, seed, unseen)

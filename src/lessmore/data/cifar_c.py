@@ -1,4 +1,4 @@
-"""CIFAR-100-C from its official arrays: one file of five severities per corruption, mapped and never read whole."""
+"""CIFAR-100-C from its official arrays: one file of five severities per corruption, memory-mapped, never read whole."""
 
 from __future__ import annotations
 
@@ -34,19 +34,28 @@ class ArrayRows:
         try:
             return load_image(np.array(self._pixels[self.start + index]))
         except (ConfigError, OSError, IndexError) as error:
-            raise ImageError(f"an image of {self.file} cannot be read ({error}); get it anew") from error
+            raise ImageError(f"an image of {self.file} cannot be read ({error}); download it again") from error
 
     @cached_property
     def _pixels(self) -> NDArray[Any]:
         return _array(self.file)
 
     def __reduce__(self) -> tuple[type[ArrayRows], tuple[Path, int]]:
-        """Pickled without the mapping, which would become a copy of the whole file."""
+        """Pickle without the memory map, which would become a copy of the whole file."""
         return ArrayRows, (self.file, self.start)
 
 
 def read_variant(spec: Spec, root: Path, variant: str) -> Dataset:
-    """One corruption at one severity, for instance `fog/3`."""
+    """One corruption at one severity.
+
+    Args:
+        spec: CIFAR-100-C's.
+        root: The folder that holds the data sets.
+        variant: Such as `fog/3`.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
+    """
     corruption, _, severity = variant.partition("/")
     file = own_file(spec, root, f"{corruption}.npy")
     labels, images = _array(own_file(spec, root, str(spec.split))), _array(file)
@@ -62,14 +71,14 @@ def _array(file: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ConfigError(f"{file} is not an array of numbers ({error}); get it anew") from error
+        raise ConfigError(f"{file} is not an array of numbers ({error}); download it again") from error
     return array
 
 
 def _check(file: Path, images: NDArray[Any], labels: NDArray[Any]) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % SEVERITIES:
-        raise ConfigError(f"labels.npy beside {file} is no list of labels for all severities; get it anew")
+        raise ConfigError(f"labels.npy beside {file} does not list labels for all severities; download it again")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(labels):
         raise ConfigError(
-            f"{file} holds {images.dtype} {list(images.shape)}, not {len(labels)} colour images in bytes; get it anew"
+            f"{file} holds {images.dtype} {list(images.shape)}, not {len(labels)} RGB images in bytes; get it again"
         )

@@ -15,11 +15,20 @@ from lessmore.prompts import class_names
 
 
 def read_split(spec: Spec, root: Path, part: str = "test") -> Dataset:
-    """Part of a set with a split file {train, val, test}, each a list of [path, label, class name]."""
+    """One part of a set with a split file {train, val, test}, each a list of [path, label, class name].
+
+    Args:
+        spec: What is known of the set.
+        root: The folder that holds the data sets.
+        part: A key of the split file.
+
+    Raises:
+        ConfigError: The file is missing or damaged, or has no such part.
+    """
     file = split_file(spec, root)
     parts = _parts(file)
     if part not in parts:
-        raise ConfigError(f"{file} lists no images under {part!r}; get it anew")
+        raise ConfigError(f"{file} lists no images under {part!r}; download it again")
     classes = names_by_label(((label, name) for rows in parts.values() for _, label, name in rows), file)
     paths = inside((path for path, _, _ in parts[part]), file)
     labels = tuple(label for _, label, _ in parts[part])
@@ -28,14 +37,22 @@ def read_split(spec: Spec, root: Path, part: str = "test") -> Dataset:
 
 
 def read_aircraft(spec: Spec, root: Path) -> Dataset:
-    """FGVC Aircraft: lines of image number and variant, and the variants in a file beside."""
+    """FGVC Aircraft: a file of image numbers with their variants, and a list of the variants beside it.
+
+    Args:
+        spec: FGVC Aircraft's.
+        root: The folder that holds the data sets.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
+    """
     file = split_file(spec, root)
     variants = _lines(file.with_name("variants.txt"))
     index = {variant: label for label, variant in enumerate(variants)}
     rows = [line.partition(" ")[::2] for line in _lines(file)]
     strange = next((variant for _, variant in rows if variant not in index), None)
     if strange is not None:
-        raise ConfigError(f"{file} names the variant {strange!r}, which variants.txt beside it does not; get both anew")
+        raise ConfigError(f"{file} names the variant {strange!r}, not listed in variants.txt; download both again")
     paths = inside((f"{number}.jpg" for number, _ in rows), file)
     labels = tuple(index[variant] for _, variant in rows)
     source = Files(image_folder(spec, root, paths), paths)
@@ -43,7 +60,15 @@ def read_aircraft(spec: Spec, root: Path) -> Dataset:
 
 
 def names_by_label(pairs: Iterable[tuple[int, str]], file: Path) -> tuple[str, ...]:
-    """Class names in the order of their labels, which must be 0, 1, 2, … and mean one name each."""
+    """Class names in the order of their labels, which must be 0, 1, 2, … and have one name each.
+
+    Args:
+        pairs: Label and name of every image.
+        file: Where they were read, for errors.
+
+    Raises:
+        ConfigError: A label is missing or has two names.
+    """
     names: dict[int, str] = {}
     for label, name in pairs:
         if names.setdefault(label, name) != name:
@@ -58,9 +83,9 @@ def _parts(file: Path) -> dict[str, list[Any]]:
     try:
         parts = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file} is not JSON ({error}); get it anew") from error
+        raise ConfigError(f"{file} is not JSON ({error}); download it again") from error
     if not (isinstance(parts, dict) and "test" in parts and all(_is_part(part) for part in parts.values())):
-        raise ConfigError(f"{file} is no split file: it needs a list 'test' of [path, label, class name]; get it anew")
+        raise ConfigError(f"{file} is no split file: it has no list 'test' of [path, label, name]; download it again")
     return parts
 
 

@@ -1,8 +1,8 @@
-"""The 19 usual corruptions at severities 1 to 5, made on the fly, each seeded by its image and by nothing else.
+"""The 19 usual corruptions at severities 1 to 5, computed on the fly and seeded by the image's id alone.
 
-The pictures come from the package imagecorruptions-imaug, whose constants were chosen for photographs of about 224
-pixels: on much larger images a severity looks milder, on CIFAR's 32 pixels harsher than in CIFAR-C. Numbers to compare
-with published ones need the published files.
+They are those of the package imagecorruptions-imaug, whose constants were chosen for photographs of about 224 pixels:
+on much larger images a severity looks milder, on CIFAR's 32 pixels harsher than in CIFAR-C. Numbers to compare with
+published ones need the published files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SMALLEST = 32
 _ONE_AT_A_TIME = threading.Lock()
 
 Corrupter = Callable[[NDArray[np.uint8], int, int], NDArray[np.uint8]]
-"""Makes of pixels `[H, W, 3]`, a severity from 1 to 5 and a seed of 32 bits the corrupted pixels, by nothing else."""
+"""A function of pixels `[H, W, 3]`, a severity from 1 to 5 and a seed of 32 bits; it returns the corrupted pixels."""
 CORRUPTIONS: Registry[Corrupter] = Registry("corruption", "lessmore.corruptions", adopt=lambda found: found)
 """Every corruption by name."""
 
@@ -74,9 +74,15 @@ def parse_corruption(text: str) -> Corruption:
 
 
 def corrupt(image: Image.Image, corruption: Corruption, seed_text: str) -> Image.Image:
-    """The RGB image under a corruption; random parts follow from `seed_text`, usually the image's id, and nothing else.
+    """An image under a corruption.
 
-    Raises `ImageError` for an image of fewer than 32 pixels on a side: enlarging it would be a second corruption.
+    Args:
+        image: RGB.
+        corruption: Which, and how severe.
+        seed_text: All that random parts depend on besides the corruption; usually the image's id.
+
+    Raises:
+        ImageError: A side has fewer than 32 pixels; enlarging the image would be a second corruption.
     """
     if min(image.size) < SMALLEST:
         width, height = image.size

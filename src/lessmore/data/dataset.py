@@ -17,7 +17,7 @@ from lessmore.errors import ConfigError
 
 
 class Source(Protocol):
-    """Where the pixels come from: small, and copied to loader processes."""
+    """Where pixels come from. It is copied to loader processes, so it must be small."""
 
     def load(self, index: int) -> Image.Image:
         """Image `index` as RGB; raises `ImageError` where it cannot be read."""
@@ -25,7 +25,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Images that lie in one folder, by their paths relative to it."""
+    """Images in one folder, by their paths relative to it."""
 
     folder: Path
     paths: tuple[str, ...]

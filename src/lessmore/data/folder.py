@@ -1,4 +1,4 @@
-"""Images sorted into one sub-folder per class: ImageNet and its kin, and any folder of a user's."""
+"""Images sorted into one sub-folder per class: ImageNet and its variants, and any such folder of a user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ def read_folder(folder: Path) -> Dataset:
 
 
 def read_class_folders(spec: Spec, root: Path) -> Dataset:
-    """A set whose classes have folders of known names; classes without a folder stay without images."""
+    """A set whose classes have folders of known names; a class without a folder has no images.
+
+    Args:
+        spec: What is known of the set; `class_folders` are the names.
+        root: The folder that holds the data sets.
+
+    Raises:
+        ConfigError: There is no folder of the set, or none of its classes is in it.
+    """
     folder = _sorted_folder(spec, existing_folders(spec, root))
     paths, labels = _list_images(folder, spec.class_folders)
     return Dataset(spec.name, spec.classes, paths, labels, Files(folder, paths), spec.templates)
@@ -44,7 +52,7 @@ def _sorted_folder(spec: Spec, folders: Sequence[Path]) -> Path:
 
 
 def _list_images(folder: Path, kinds: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Relative paths and labels; reads directories only, for a look at every file takes minutes on network disks."""
+    """Relative paths and labels. Only directories are read: touching every file takes minutes on network disks."""
     found = [(path, label) for label, kind in enumerate(kinds) for path in sorted(_below(folder, kind))]
     return tuple(path for path, _ in found), tuple(label for _, label in found)
 

@@ -3,4 +3,4 @@
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Formats by their names in Pillow."""
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-"""Endings by which folders are searched; a file given by name may have any."""
+"""File endings that count as images when a folder is searched; a file given by name may have any."""

@@ -20,7 +20,7 @@ _PREFERRED = ("test", "validation", "val")
 
 @dataclass(frozen=True)
 class ColumnTable:
-    """Images of one column, left encoded by `datasets` and decoded here, in the one safe place."""
+    """Images of one column, left encoded by `datasets` and decoded by `load_image`."""
 
     table: Any
     column: str
@@ -34,7 +34,15 @@ class ColumnTable:
 
 
 def read_hf(name: str, split: str | None = None) -> Dataset:
-    """Split `split`, else the test or validation one, with the only image column and the only class column."""
+    """A Hugging Face data set with one image column and one class column.
+
+    Args:
+        name: A folder of `save_to_disk`, or a name on the hub.
+        split: None means `test`, `validation`, `val`, or the only one.
+
+    Raises:
+        ConfigError: The set cannot be opened, the split is unknown, or a column is missing or not unique.
+    """
     table, split = _choose(_load(name), name, split)
     image = _column(table, name, "Image")
     label = _column(table, name, "ClassLabel")
@@ -54,7 +62,7 @@ def _library() -> Any:
 def _load(name: str) -> dict[str, Any]:
     """The splits of a data set by name; a single saved split is called `all`."""
     library = _library()
-    # The hub, the network, the file system and arrow each have errors of their own; for the user it is one.
+    # The hub, the network, the file system and arrow raise errors of their own; users get one.
     try:
         loaded = library.load_from_disk(name) if Path(name).is_dir() else library.load_dataset(name)
     except Exception as error:

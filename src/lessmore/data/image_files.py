@@ -44,6 +44,10 @@ def read_image_file(name: str) -> bytes:
 def check_bytes(count: int, name: str) -> None:
     """Refuse an encoded image of too many bytes.
 
+    Args:
+        count: Its bytes.
+        name: What to call it in the error.
+
     Raises:
         ImageError: There are more than `MAX_BYTES`.
     """

@@ -68,7 +68,7 @@ def _decode(data: bytes, name: str) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name) from error
-    # Decoders let out whatever their format's library raises; for the caller it is all one unreadable file.
+    # Decoders pass on whatever their library raises; for the caller the file is unreadable in any case.
     except Exception as error:
         raise ImageError(f"{name} is not a readable image; convert it to one of {', '.join(FORMATS)}") from error
     with image:
@@ -134,12 +134,17 @@ def _orientation(image: Image.Image, loaded: bool) -> int:
 
 
 def _turn(image: Image.Image) -> None:
-    with suppress(Exception):  # as above
+    with suppress(Exception):  # broken EXIF data
         ImageOps.exif_transpose(image, in_place=True)
 
 
 def check_size(width: int, height: int, name: str) -> None:
     """Refuse an image without pixels or with too many.
+
+    Args:
+        width: In pixels.
+        height: In pixels.
+        name: What to call it in the error.
 
     Raises:
         ImageError: `width · height` is 0 or more than `MAX_PIXELS`.

@@ -1,4 +1,4 @@
-"""Sets that a CSV, JSON or JSON-lines file lists, a row per image: path, label, and the class's name where known."""
+"""Sets listed in a CSV, JSON or JSON-lines file with one row per image: path, label, and optionally the class name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,26 @@ COLUMNS = ("path", "label", "classname")
 
 
 def read_listed(spec: Spec, root: Path) -> Dataset:
-    """A known set with a manifest in its folder."""
+    """A known set with a manifest in its folder.
+
+    Args:
+        spec: What is known of the set; `split` names the manifest.
+        root: The folder that holds the data sets.
+    """
     read = read_manifest(own_file(spec, root, str(spec.split)))
     return Dataset(spec.name, read.classes, read.ids, read.labels, read.source, spec.templates)
 
 
 def read_manifest(file: Path, classes: Sequence[str] | None = None, anywhere: bool = False) -> Dataset:
-    """Paths are relative to the manifest and below its folder, unless `anywhere`; labels are numbers or class names.
+    """Images of a manifest.
 
-    classes: names in the order of numbered labels, needed where no column `classname` gives them.
+    Args:
+        file: A .csv, .json or .jsonl file with `path` and `label` for each image; labels are numbers or class names.
+        classes: Names in the order of numbered labels; None means they are in a column `classname`.
+        anywhere: Allow absolute paths and paths out of the manifest's folder.
+
+    Raises:
+        ConfigError: The file cannot be used; the message names the row or column.
     """
     rows = _rows(file)
     paths = tuple(str(row["path"]) for row in rows)

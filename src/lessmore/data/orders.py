@@ -4,7 +4,7 @@ iid                             random
 sorted                          class after class, random within each
 blocks or blocks:50             runs of 10, or 50, images of one class, the runs in random order
 mixture:contrast:4,fog:3,none   random, every image under one of these, each as often as the others
-gradual:fog                     random, the severity climbing from 0 to 5 and falling back to 0
+gradual:fog                     random, with severity rising from 0 to 5 and falling back to 0
 cycle or cycle:contrast,fog@3   the whole set once per corruption, one corruption after another; by default the 15
                                 main ones at severity 5
 """
@@ -48,9 +48,14 @@ StreamPlan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
 
 
 def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:
-    """The plan an order text asks for; every mistake in it raises `ConfigError` here, before any work.
+    """The plan that an order text asks for. Every mistake in the text is found here, before any work.
 
-    corruption: such as `contrast:4`, for all images; goes with the orders that set none themselves.
+    Args:
+        order: One of the texts above.
+        corruption: Such as `contrast:4`, for all images; only for orders that set none themselves.
+
+    Raises:
+        ConfigError: The order or the corruption is unknown, or they do not go together.
     """
     name, rest = re.fullmatch(r"(\w*):?(.*)", order, re.DOTALL).groups()  # type: ignore[union-attr]
     if name not in _ORDERS:

@@ -1,4 +1,4 @@
-"""Data sets by name: those of the literature, groups of them, a user's YAML file, and plain folders and lists."""
+"""Data sets by name: published ones, groups of them, a user's YAML file, and plain folders and lists."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RegisteredDataset(NamedTuple):
 
 
 DATASETS: Registry[RegisteredDataset] = Registry("data set", "lessmore.datasets")
-"""Every data set by name. An entry point leads to a reader that `register_dataset` decorates."""
+"""Every data set by name. An entry point names a reader decorated with `register_dataset`."""
 
 
 def register_dataset(spec: Spec) -> Callable[[Reader], Reader]:
-    """Decorator: make a data set known under `spec.name`; the function below it opens it.
+    """Decorator: register a data set under `spec.name`; the decorated function opens it.
 
     Args:
         spec: What is known of the data set before a file of it is seen.
@@ -66,9 +66,14 @@ _DIRECT = ("folder:", "manifest:", "hf:")
 
 
 def open_dataset(name: str, root: Path | None = None) -> Dataset:
-    """The data set of that name below `root`, or the one that a path describes; no image is touched.
+    """A data set by name, or described by a path. No image is read.
 
-    name: a registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or hf:NAME[@SPLIT].
+    Args:
+        name: A registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or hf:NAME[@SPLIT].
+        root: The folder that holds the data sets; only registered names need it.
+
+    Raises:
+        ConfigError: The name is unknown, or the files are missing or damaged.
     """
     if is_direct(name):
         return _open_direct(name)
@@ -106,12 +111,12 @@ def spec_of(name: str) -> Spec:
 
 
 def is_direct(name: str) -> bool:
-    """Whether the name says where the data lie, and is not a registered one."""
+    """Whether the name says where the images are, instead of being a registered one."""
     return name.startswith(_DIRECT) or name.lower().endswith((".yaml", ".yml"))
 
 
 def canonical(name: str) -> str:
-    """The registered name, given in any spelling: `ImageNet-A`, `cars`, `CIFAR100C/fog/3`."""
+    """The registered name for any spelling of it: `ImageNet-A`, `cars`, `CIFAR100C/fog/3`."""
     known = {_key(name): name for name in list_datasets()}
     known |= {_key(alias): spec.name for spec, _ in DATASETS.own().values() for alias in spec.aliases}
     found = known.get(_key(name))

@@ -1,7 +1,7 @@
-"""What an encoded image asks for, looked up before a decoder sees it.
+"""What an encoded image asks for, read from its headers before a decoder sees it.
 
-Decoders trust their input: a file of 36 bytes may ask for a gigabyte, and one of a few megabytes for minutes. The
-screens here read only headers and chunk lengths, and refuse what no honest encoder writes.
+Decoders trust their input: a file of 36 bytes can ask for a gigabyte, and one of a few megabytes for minutes. The
+checks here read only headers and chunk lengths, and refuse what no honest encoder writes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ class Demand(NamedTuple):
 
 
 def screen(data: bytes, name: str) -> bytes:
-    """The image's own bytes, where its container says how many there are; what follows them no decoder should read.
+    """The image's own bytes. Where its container says how many there are, trailing bytes are cut off.
+
+    Args:
+        data: The encoded image.
+        name: What to call it in the error.
 
     Raises:
-        ImageError: The structure is one that no encoder writes and that would take a decoder long.
+        ImageError: No encoder writes this structure, and a decoder would take long over it.
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return data[: struct.unpack_from("<I", data, 4)[0] + 8]
@@ -60,7 +64,7 @@ def demand(data: bytes, image: Image.Image) -> Demand:
 
     Args:
         data: The encoded image.
-        image: The same, opened and not yet decoded.
+        image: The same image, opened but not yet decoded.
 
     Raises:
         ImageError: The header contradicts itself.

@@ -46,14 +46,14 @@ class Spec:
 
 @functools.cache
 def specs() -> dict[str, Spec]:
-    """What we know of the data sets of the literature, by name."""
+    """The published data sets that lessmore knows, by name."""
     classes, sets = _facts("classes.json"), _facts("sets.json")["sets"]
     return {name: _spec(name, entry, classes) for name, entry in sets.items()}
 
 
 @functools.cache
 def groups() -> dict[str, tuple[str, ...]]:
-    """Names of several data sets at once."""
+    """Groups of data sets, and the names of their members."""
     return {name: tuple(members) for name, members in _facts("sets.json")["groups"].items()}
 
 
@@ -81,7 +81,7 @@ def _spec(name: str, entry: dict[str, Any], classes: dict[str, Any]) -> Spec:
 
 
 def _classes(name: str, facts: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of a set's classes and, for ImageNet and its kin, of their folders: WordNet ids, in V2 plain numbers."""
+    """Names of a set's classes and, for ImageNet and its variants, their folders: WordNet ids, plain numbers in V2."""
     if name in facts["names"] and name != "imagenet":
         return tuple(facts["names"][name]), ()
     chosen = facts["subsets"].get(name, range(len(facts["wnids"])))
@@ -90,5 +90,5 @@ def _classes(name: str, facts: dict[str, Any]) -> tuple[tuple[str, ...], tuple[s
 
 
 def _templates(entry: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The data set's own templates go first, for the first set is the default one."""
+    """All template sets of a data set; its own go first, because the first set is the default."""
     return {"clip": tuple(entry.get("clip", COMMON["imagenet80"])), **COMMON, "coop": (entry["coop"],)}

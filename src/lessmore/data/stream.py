@@ -1,8 +1,8 @@
 """Streams: which images are seen, in which order, under which corruption. The order is part of the experiment.
 
-Random numbers come from a generator of the stream's own, seeded by order, seed and data set. Which images `limit` keeps
-depends on the data set alone, and how a corrupted image looks on its id alone, so that what was encoded for one order
-or seed serves the others.
+A stream has its own generator, seeded by order, seed and data set. Which images `limit` keeps depends on the data set
+alone, and how a corrupted image looks depends on its id alone. What was encoded for one order or seed can therefore be
+used for the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stream:
         return self.dataset.labels[self.visits[i].index]
 
     def image(self, i: int) -> Image.Image:
-        """Decoded, then corrupted; raises `ImageError` where either cannot be done."""
+        """The image, decoded and then corrupted; raises `ImageError` where either cannot be done."""
         visit = self.visits[i]
         image = self.dataset.image(visit.index)
         if visit.corruption is None:
@@ -65,10 +65,17 @@ class Stream:
 def make_stream(
     dataset: Dataset, order: str = "iid", seed: int = 0, limit: int | float | None = None, corruption: str | None = None
 ) -> Stream:
-    """The stream that an order text asks for; the texts are those of `lessmore.data.orders`.
+    """The stream that an order text asks for.
 
-    limit: that many images, or a fraction below 1, in the proportions of the classes.
-    corruption: such as `contrast:4`, for all images; goes with the orders that set none themselves.
+    Args:
+        dataset: Where the images come from.
+        order: A text of `lessmore.data.orders`.
+        seed: Seeds the order.
+        limit: That many images, or a fraction below 1, with classes in their proportions; None means all.
+        corruption: Such as `contrast:4`, for all images; only for orders that set none themselves.
+
+    Raises:
+        ConfigError: The order, the limit or the corruption is wrong.
     """
     planned = plan_stream(order, corruption)
     labels = np.asarray(dataset.labels, dtype=np.int64)
@@ -105,7 +112,7 @@ def _count(limit: int | float, total: int) -> int:
 
 
 def _shares(counts: Indices, wanted: int) -> Indices:
-    """Images per class [C]: `counts` scaled to `wanted` by largest remainder; no class is lost where all have room."""
+    """Images per class [C]: `counts` scaled to `wanted` by largest remainder; no class is lost if all have room."""
     total = counts.sum()
     least = ((counts > 0) & (wanted >= np.count_nonzero(counts))).astype(np.int64)
     shares = np.maximum(counts * wanted // total, least)

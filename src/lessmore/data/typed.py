@@ -1,7 +1,7 @@
-"""Reading what people type: text, YAML and JSON with limits, so that no file can hang a command or mislead it.
+"""Reading what people type: text, YAML and JSON, with limits, so that no file can hang or mislead a command.
 
-A file is refused with its name, the line where that is known, and what to change. YAML is read by the core schema of
-YAML 1.2: `no`, `007` and dates are texts, not false, 7 and dates.
+An error names the file, the line where it is known, and what to change. YAML follows the core schema of YAML 1.2: `no`,
+`007` and dates are texts, not false, 7 and dates.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
     """The text of a file of moderate size, as UTF-8 with or without a byte-order mark.
 
     Args:
-        path: The file; pipes and devices are refused, for they may never end.
+        path: The file; pipes and devices are refused, because they may never end.
         what: What it is, for messages, such as `the manifest`.
         limit: The largest number of bytes.
 
     Raises:
-        ConfigError: The file is missing, too large, no regular file or not UTF-8.
+        ConfigError: The file is missing, too large, not a regular file, or not UTF-8.
     """
     data = _read_bytes(path, what, limit)
     try:
@@ -96,7 +96,15 @@ def _read_bytes(path: Path, what: str, limit: int) -> bytes:
 
 
 def read_lines(path: Path, what: str) -> list[str]:
-    """Lines that say something, trimmed; empty ones and those that begin with `#` are left out."""
+    """Trimmed lines of a file, without empty lines and those that begin with `#`.
+
+    Args:
+        path: The file.
+        what: What it is, for messages, such as `the class list`.
+
+    Raises:
+        ConfigError: The file cannot be read; see `read_text`.
+    """
     lines = (line.strip() for line in read_text(path, what).splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -104,14 +112,26 @@ def read_lines(path: Path, what: str) -> list[str]:
 def read_yaml(path: Path, what: str) -> Any:
     """The content of a YAML (or JSON) file.
 
+    Args:
+        path: The file.
+        what: What it is, for messages.
+
     Raises:
-        ConfigError: The file cannot be read, is not YAML, repeats a key, or is deeper than any of ours.
+        ConfigError: The file cannot be read, is not YAML, repeats a key, or is nested too deeply.
     """
     return parse_yaml(read_text(path, what, MAX_YAML), f"{what} {path}")
 
 
 def parse_yaml(text: str, where: str = "the text") -> Any:
-    """The content of a YAML text; see `read_yaml`."""
+    """The content of a YAML text.
+
+    Args:
+        text: At most `MAX_YAML` bytes; the caller checks.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: The text is not YAML, repeats a key, or is nested too deeply.
+    """
     try:
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
@@ -150,8 +170,12 @@ def _check_events(text: str) -> None:
 def parse_json(text: str, where: str) -> Any:
     """The content of a JSON text; NaN, infinity and repeated keys are refused.
 
+    Args:
+        text: The JSON.
+        where: What to call it in errors.
+
     Raises:
-        ConfigError: The text is not JSON.
+        ConfigError: The text is not such JSON.
     """
     try:
         return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)

@@ -39,7 +39,7 @@ class Description:
 
 
 def read_user_file(file: Path) -> Dataset:
-    """The data set that the file describes."""
+    """The data set that a YAML file describes."""
     given = _description(file)
     dataset = _read(given, file)
     if given.classes is not None:

@@ -39,7 +39,18 @@ class Report:
 
 
 def validate(name: str, root: Path | None, sample: int = 100, seed: int = 0, quiet: bool = False) -> Report:
-    """Look for every file, compare counts and class names with what is known, and decode a sample of the images."""
+    """Look for every file, compare counts and class names with the known facts, and decode a sample of the images.
+
+    Args:
+        name: As for `open_dataset`.
+        root: As for `open_dataset`.
+        sample: How many images to decode.
+        seed: Chooses the sample.
+        quiet: No progress bars.
+
+    Returns:
+        A report, with the problems if there are any; a data set that cannot be opened is one.
+    """
     spec = None if is_direct(name) else spec_of(name)
     obtain = f"{spec.source}; licence: {spec.licence}" if spec else "see docs/datasets.md"
     try:
@@ -59,7 +70,7 @@ def validate(name: str, root: Path | None, sample: int = 100, seed: int = 0, qui
 
 
 def _missing(dataset: Dataset, quiet: bool) -> list[int]:
-    """Images without a file, found by one look into every directory and none at single files."""
+    """Images without a file, found by listing each directory once instead of looking for each file."""
     if not isinstance(dataset.source, Files):
         return []
     folder, paths = dataset.source.folder, [PurePosixPath(path) for path in dataset.source.paths]

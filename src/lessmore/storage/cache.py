@@ -1,4 +1,4 @@
-"""Where caches lie: in folders of this user's own, so that nobody else can put anything into them."""
+"""Where caches lie: in folders that belong to this user, so that nobody else can plant files in them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Cache = bool | str | Path
 
 
 def cache_folder(cache: Cache, *names: str) -> Path | None:
-    """The folder of one kind of things, ready for use.
+    """The folder for one kind of cached file, created where it does not exist.
 
     Args:
-        cache: A folder; True means `$LESSMORE_CACHE`, or `~/.cache/lessmore`.
-        *names: Folders below it, from the outside in.
+        cache: False for no cache, a folder, or True for `$LESSMORE_CACHE` or else `~/.cache/lessmore`.
+        *names: Folders below it, outermost first.
 
     Returns:
-        The folder, or None where nothing is to be cached or nothing can be; a warning then says why.
+        The folder, or None where caching is off or impossible; a warning then says why.
     """
     if cache is False:
         return None
@@ -30,27 +30,32 @@ def cache_folder(cache: Cache, *names: str) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
         for name in names:
             path = _own(path / name)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         warn_uncached("results", error)
         return None
     return path
 
 
 def warn_uncached(what: str, error: Exception) -> None:
-    """Say that something is not cached, and why."""
+    """Say that something is not cached, and why.
+
+    Args:
+        what: What is not cached, in the plural: the subject of the sentence.
+        error: What went wrong; its text goes into the warning.
+    """
     warnings.warn(
         f"{what} are not cached ({error}); set LESSMORE_CACHE to a folder with room of your own", stacklevel=3
     )
 
 
 def drop(path: Path) -> None:
-    """Remove a file of a cache that is of no use, as far as possible."""
+    """Remove a useless file from a cache if that is possible; a failure is ignored."""
     with suppress(OSError):
         path.unlink()
 
 
 def _own(path: Path) -> Path:
-    """A folder that only this user can look into if it is new, and can change in any case; else a PermissionError."""
+    """A folder that only this user can change, made private if it is new; else a PermissionError."""
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):

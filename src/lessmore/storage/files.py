@@ -1,4 +1,4 @@
-"""Reading and writing files so that a crash leaves the old one or the new one, and no odd file can do harm."""
+"""Reading and writing files so that a crash leaves either the old file or the new one, and no odd file can do harm."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from lessmore.errors import StateError
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically and without a seal; raises OSError where that cannot be done."""
+    """Write a value as JSON, atomically and without a seal.
+
+    Args:
+        path: The file; its folders are created.
+        value: Anything JSON can hold.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     with replacing(path) as new:
         new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, to be written; at the end it takes that place, and all of it is on the disk.
+    """A temporary file beside `path`. When the block ends it is flushed to disk and takes the place of `path`.
 
-    Folders are made. A link at `path` is replaced; what it points to stays as it is.
+    Folders are created. A link at `path` is replaced; the file it points to stays as it is.
 
     Args:
         path: The file to write.
 
     Raises:
-        OSError: The file cannot be written; then `path` is as it was, and nothing is left beside it.
+        OSError: The file cannot be written. `path` is then unchanged, and nothing is left beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.new")

@@ -27,7 +27,6 @@ _HEADER = 1 << 26
 Problem = Callable[[Mapping[str, Tensor]], str | None]
 """Says why tensors of the right form cannot be a state, or None."""
 
-
 Counts = TypeVar("Counts")
 
 
@@ -58,7 +57,7 @@ def state_forms(state: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def finite_problem(state: Mapping[str, Tensor]) -> str | None:
-    """The `Problem` of most states: a number that is not finite."""
+    """The `Problem` of most states: every number must be finite."""
     for name, tensor in state.items():
         if not bool(tensor.isfinite().all()):
             return f"{name} has a number that is not finite"
@@ -66,12 +65,12 @@ def finite_problem(state: Mapping[str, Tensor]) -> str | None:
 
 
 def finite_but(*names: str) -> Problem:
-    """The `Problem` of states in which some tensors may be infinite, such as the entropies of empty slots."""
+    """A `Problem` that lets the named tensors be infinite, as the entropies of empty slots are, but never NaN."""
 
     def problem(state: Mapping[str, Tensor]) -> str | None:
         odd = [name for name in names if name in state and bool(state[name].isnan().any())]
         rest = {name: tensor for name, tensor in state.items() if name not in names}
-        return f"{odd[0]} has a number that is none" if odd else finite_problem(rest)
+        return f"{odd[0]} has a number that is NaN" if odd else finite_problem(rest)
 
     return problem
 
@@ -83,9 +82,9 @@ def write_state(
 
     Args:
         path: The file.
-        tensors: The state.
-        identity: What whoever reads it must share.
-        facts: What else belongs to it.
+        tensors: The state, by name.
+        identity: What the reader must have in common: model, classes, prompts, settings.
+        facts: What else is stored, such as counts; not compared.
 
     Raises:
         StateError: The file cannot be written.
@@ -105,14 +104,14 @@ def read_state(
     problem: Problem = finite_problem,
     remedy: str = REMEDY,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file, all of them checked.
+    """Tensors and facts of a file of `write_state`, all of them checked.
 
     Args:
         path: The file.
-        identity: What the file must share.
-        like: The forms of its tensors.
-        problem: Says what its numbers cannot be.
-        remedy: What to do if the file is of no use; ends the sentence of the error.
+        identity: What the file must agree with, item by item.
+        like: The form that each tensor must have, by name.
+        problem: Rejects numbers that no state can hold.
+        remedy: What to do if the file cannot be used; ends the sentence of the error.
 
     Raises:
         StateError: The file is missing, damaged, of another version, belongs to something else, or makes no sense.
@@ -135,10 +134,10 @@ def read_state(
 
 
 def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
-    """Counts of a file as the dataclass that they were written from.
+    """Counts from a file as the dataclass that they were written from.
 
     Args:
-        kind: A dataclass of numbers that are 0 or more, all with defaults.
+        kind: A dataclass of numbers, each 0 or more and with a default.
         value: What `dataclasses.asdict` made of one.
         path: The file, for the error.
 
