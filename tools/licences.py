@@ -1,4 +1,4 @@
-"""Licences of everything that is installed, checked: what the base needs, what the extras bring, what binaries contain.
+"""Licences of everything that lessmore needs: what the base needs, what the extras bring, what binaries contain.
 
     python tools/licences.py                  # every package, one per line
     python tools/licences.py --check          # what CI asks: exit code 1 with one sentence per violation
@@ -66,15 +66,15 @@ class Package(NamedTuple):
 
 
 def installed() -> list[Package]:
-    """Every installed package, by name."""
-    base = needed("lessmore")
-    found = {_key(one.name): one for one in distributions() if one.name and _key(one.name) != "lessmore"}
+    """Every installed package that lessmore or one of its extras needs, by name."""
+    base, every = needed("lessmore"), needed("lessmore", ["dev", "all"])
+    found = {_key(one.name): one for one in distributions() if one.name and _key(one.name) in every - {"lessmore"}}
     return [_package(one, key in base) for key, one in sorted(found.items())]
 
 
-def needed(name: str) -> set[str]:
-    """Keys of everything that a package needs on this machine without extras, itself left out."""
-    todo, seen = [(name, frozenset[str]())], set()
+def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
+    """Keys of everything that a package with these extras needs on this machine, itself left out."""
+    todo, seen = [(name, frozenset(extras))], set()
     while todo:
         one, extras = todo.pop()
         for requirement in _requirements(one, extras):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lessmore.errors import ConfigError
-from lessmore.methods.ecalp import Graph, propagate
+from lessmore.errors import ConfigError, StateError
+from lessmore.methods.ecalp import Edges, propagate
 from tests.methods.feature_streams import C, Row, assert_equal_streams, give, new, stream
 from tests.random_towers import make_text
 
@@ -106,7 +106,7 @@ def test_scores_equal_the_slow_reference(options: dict[str, Any]) -> None:
 
 def test_a_neighbour_with_a_label_decides_between_two_texts() -> None:
     """Image 1 is equally near to both texts and points at image 0, which has the label 1 and no text of its own."""
-    graph = Graph(
+    graph = Edges(
         nearest=torch.tensor([[0], [0]]),
         weights=torch.tensor([[0.0], [0.5]], dtype=torch.float64),
         text_nearest=torch.tensor([[0, 1], [0, 1]]),
@@ -122,7 +122,7 @@ def test_a_neighbour_with_a_label_decides_between_two_texts() -> None:
 
 def test_a_text_that_many_images_point_at_says_less_to_each() -> None:
     """What D does: image 0 is equally near to both texts, and two others point at text 0 alone."""
-    graph = Graph(
+    graph = Edges(
         nearest=torch.zeros(3, 1, dtype=torch.int64),
         weights=torch.zeros(3, 1, dtype=torch.float64),
         text_nearest=torch.tensor([[0, 1], [0, 1], [0, 1]]),
@@ -146,3 +146,14 @@ def test_an_image_that_no_text_is_near_gets_the_answer_of_zero_shot() -> None:
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         new("ecalp", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nearest", 10**6), ("text_nearest", C), ("labels", -1), ("labels", C), ("seen", -3)]
+)
+def test_a_state_that_points_nowhere_is_refused(name: str, value: int) -> None:
+    method = new("ecalp")
+    state = method.state()
+    state[name] = torch.full_like(state[name], value)
+    with pytest.raises(StateError, match=name):
+        method.restore(state)

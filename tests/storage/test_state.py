@@ -231,3 +231,11 @@ def test_lengths_may_be_a_range(tmp_path: Path) -> None:
     write_state(tmp_path / "b", {"waiting": torch.ones(3, 2)}, {"key": "k"}, {})
     with pytest.raises(StateError, match=r"float32 \[3, 2\], not float32 \[0–2, 2\]"):
         read_state(tmp_path / "b", {"key": "k"}, like)
+
+
+def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
+    tensors = {name: torch.arange(3.0) for name in ("b", "a", "c")}
+    for number in range(8):  # safetensors alone orders its metadata in another way every time
+        sealed.write_tensors(tmp_path / str(number), tensors, "test/1", {"name": "Zoë \u2028 \x7f"})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
+    assert sealed.read_tensors(tmp_path / "0", "test/1", 10**6, "try again")[1] == {"name": "Zoë \u2028 \x7f"}

@@ -113,7 +113,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
         (["classify", "{photos}", *BASE, "--output", "{empty}"], "does not end in"),
         (["classify", "{photos}", *BASE, "--output", "out.xlsx"], ".csv or .jsonl"),
         (["classify", "{photos}", *BASE, "--state", "state.bin"], ".safetensors"),
-        (["classify", "{photos}", *BASE, "--state", "{damaged}"], "not a readable state file"),
+        (["classify", "{photos}", *BASE, "--state", "{damaged}"], "not a readable file of the form lessmore.state"),
         (["vis", "nowhere.png", *BASE, "-o", "{empty}/strip.png"], "no file nowhere.png"),
         (["vis", "{photos}/notes.txt", *BASE, "-o", "{empty}/strip.png"], "not a readable image"),
         (["vis", "{photos}/00.png", *BASE, "-o", "{empty}/strip.jpg"], ".png"),

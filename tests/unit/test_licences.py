@@ -44,7 +44,9 @@ def test_what_is_not_permissive_must_be_listed() -> None:
 def test_the_base_is_what_the_package_declares() -> None:
     base = needed("lessmore")
     assert {"torch", "numpy", "pillow", "safetensors", "tqdm", "jsonargparse", "pyyaml"} <= base
-    assert not base & {"transformers", "open-clip-torch", "pytest", "ray"}
+    more = {"transformers", "open-clip-torch", "pytest", "ray"}
+    assert not base & more
+    assert more <= needed("lessmore", ["dev"])
 
 
 def test_what_is_installed_here_passes() -> None:

@@ -15,6 +15,7 @@ Y ← W̃·Y, and texts keep theirs. The answer is the Y of the present image.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessmore.errors import ConfigError
+from lessmore.errors import ConfigError, StateError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
 from lessmore.methods.registry import Setup, register_method
+from lessmore.storage.state import finite_but
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ECALPState(NamedTuple):
     """Its value, times `carry`, `[N]`."""
 
 
-class Graph(NamedTuple):
+class Edges(NamedTuple):
     """Edges of n images."""
 
     nearest: Tensor
@@ -103,7 +105,7 @@ def best(similarities: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return F.pad(places.gather(1, order), (0, missing)), kept
 
 
-def propagate(graph: Graph, start: Tensor, rounds: int) -> Tensor:
+def propagate(graph: Edges, start: Tensor, rounds: int) -> Tensor:
     """Labels of the images after some rounds.
 
     Args:
@@ -133,6 +135,8 @@ def propagate(graph: Graph, start: Tensor, rounds: int) -> Tensor:
 class ECALP(FeatureStream[ECALPState]):
     """Keeps the graph of the images and the labels they had last."""
 
+    state_problem = staticmethod(finite_but("similarities"))
+
     def __init__(self, setup: Setup, options: ECALPOptions) -> None:
         self.options = options
         super().__init__(setup)
@@ -153,6 +157,20 @@ class ECALP(FeatureStream[ECALPState]):
             labels=torch.zeros(N, dtype=torch.int64, device=text.device),
             beliefs=text.new_zeros(N),
         )
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`.
+
+        Raises:
+            StateError: A tensor does not fit, or points at an image or a class that does not exist.
+        """
+        lengths = {"nearest": self.options.capacity, "text_nearest": len(self.text), "labels": len(self.text)}
+        for name, length in lengths.items():
+            if name in state and not bool(((state[name] >= 0) & (state[name] < length)).all()):
+                raise StateError(f"the saved state's {name!r} points at something that does not exist")
+        if "seen" in state and int(state["seen"]) < 0:
+            raise StateError("the saved state's 'seen' is negative")
+        super().restore(state)
 
     def step(self, state: ECALPState, feature: Tensor, logits: Tensor) -> Stepped[ECALPState]:
         """Take the image into the graph, pass labels on, and keep what the images made of them; all in place."""
@@ -180,7 +198,7 @@ class ECALP(FeatureStream[ECALPState]):
         few = state.text_nearest.shape[1]
         state.text_nearest[place], state.text_similarities[place] = nearest[0, :few], similarities[0, :few]
 
-    def _graph(self, state: ECALPState, near: Tensor, place: int) -> Graph:
+    def _graph(self, state: ECALPState, near: Tensor, place: int) -> Edges:
         """The edges of n images and, as the last one, of the present image once more."""
         n, k = len(near), self.options.images
         here, again = torch.full_like(near, place, dtype=torch.int64), torch.full_like(near, n, dtype=torch.int64)
@@ -193,7 +211,7 @@ class ECALP(FeatureStream[ECALPState]):
         own_nearest, own_similarities = best(torch.cat([near, near[place, None]]).T, everyone, k)
         nearest[place], similarities[place] = own_nearest[0], own_similarities[0]
         rows = torch.cat([torch.arange(n, device=near.device), here[:1, 0]])
-        return Graph(
+        return Edges(
             torch.cat([nearest, own_nearest]),
             self._weights(torch.cat([similarities, own_similarities])),
             state.text_nearest[rows],

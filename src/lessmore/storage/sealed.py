@@ -152,15 +152,25 @@ def _short(error: Exception) -> str:
 
 
 def _seal(path: Path) -> None:
-    """Put the digest of a safetensors file where its header has zeros."""
+    """Put the digest of a safetensors file where its header has zeros; equal content gives equal bytes."""
     with open(path, "r+b") as file:
-        header = file.read(8 + int.from_bytes(file.read(8), "little"))
+        header = _ordered(file.read(int.from_bytes(file.read(8), "little")))
+        file.seek(8)
+        file.write(header)
         digest = hashlib.sha256()
         file.seek(0)
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
         file.seek(8 + header.index(_MARK + _OPEN.encode()) + len(_MARK))
         file.write(digest.hexdigest().encode())
+
+
+def _ordered(header: bytes) -> bytes:
+    """The header with its metadata sorted by name: safetensors writes them in another order every time."""
+    value = json.loads(header)
+    value["__metadata__"] = dict(sorted(value["__metadata__"].items()))
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.encode().ljust(len(header))
 
 
 def _sealed(data: bytes, seal: Any) -> bool:
