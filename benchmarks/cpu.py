@@ -25,7 +25,7 @@ from lessmore.cli.bench import PLAIN, BenchContender, setup_of, tower
 from lessmore.engines import cpu
 from lessmore.lab.latency import Times, interleaved, ratio
 from lessmore.lab.provenance import environment
-from lessmore.methods import make
+from lessmore.methods import make_method
 
 MODELS = ("ViT-B-16", "ViT-B-16-SigLIP")
 CONTENDERS = (
@@ -33,7 +33,7 @@ CONTENDERS = (
     BenchContender("TCA, R = 0.9", "tca", "tca", 0.9),
     BenchContender("TCA, R = 0.7", "tca", "tca", 0.7),
 )
-ENGINES = {"eager": make, "cpu": cpu.build_cpu, "cpu, bfloat16": partial(cpu.build_cpu, bfloat16=True)}
+ENGINES = {"eager": make_method, "cpu": cpu.build_cpu, "cpu, bfloat16": partial(cpu.build_cpu, bfloat16=True)}
 TARGETS = {"TCA, R = 0.9": 0.93, "TCA, R = 0.7": 0.75}
 PEER_TARGET = 1.03
 Step = Callable[[], object]

@@ -20,13 +20,13 @@ from tqdm import tqdm
 from lessmore.config import preset
 from lessmore.core.encoder import encode
 from lessmore.core.vit import ViT
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 
 
 @torch.no_grad()
 def adapted(vit: ViT, scale: float, pixels: Tensor, text: Tensor, R: float) -> Tensor:
     """Answers [T] of TCA over one order of a stream."""
-    method = make("tca", Setup(vit, text, scale, preset("fixed", R=R)))
+    method = make_method("tca", Setup(vit, text, scale, preset("fixed", R=R)))
     return torch.stack([method.predict(image[None]).scores.argmax() for image in pixels])
 
 

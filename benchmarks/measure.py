@@ -46,7 +46,7 @@ from lessmore.lab.cache import effective
 from lessmore.lab.job import prepare_job
 from lessmore.lab.provenance import environment
 from lessmore.lab.spec import RunSpec
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.load import load
 from lessmore.paper.plan import DatasetCache, ReproductionRequest, distinct, finished, plan_table
@@ -123,7 +123,7 @@ class Machine:
         order = self.order(where_of(spec), spec.seed)
         plain = self.probabilities(spec, self.pictures[where_of(spec)].plain)[order]
         ours, unadapted, matched = (part.float().cpu().numpy() for part in (scores, before, plain))
-        method = make(spec.method, self.setup(spec))
+        method = make_method(spec.method, self.setup(spec))
         costs = Costs(method.macs("paper"), method.macs("matmul"))
         answers = Answers(ours, unadapted, matched, [kept[i] for i in order])
         self.written.append(self.pool.submit(record, spec, answers, costs))
@@ -164,7 +164,7 @@ class Machine:
 
     def by_views(self, specs: Sequence[RunSpec]) -> None:
         """Methods on one stream that look at the same views of its images."""
-        methods = [make(spec.method, self.setup(spec)) for spec in specs]
+        methods = [make_method(spec.method, self.setup(spec)) for spec in specs]
         where, seed = where_of(specs[0]), specs[0].seed
         originals = self.pool.map(partial(image, where), self.order(where, seed), chunksize=4)
         answers = [viewed(methods, methods[0].views(original, seed)) for original in originals]  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessmore.core.encoder import encode
-from lessmore.methods import Method, Setup, make
+from lessmore.methods import Method, Setup, make_method
 from lessmore.methods.context import embed_classes
 from lessmore.methods.sar import _DECAY, SAR
 from lessmore.methods.tent import Tent, entropy
@@ -135,7 +135,7 @@ class Sharply(Together):
 
 def online(setups: Sequence[Setup], streams: Sequence[Tensor], name: str) -> list[Tensor]:
     """Tent's or SAR's probabilities [n, C] for each of some streams of pixels [n, 3, H, W], all equally long."""
-    method = make(name, setups[0])
+    method = make_method(name, setups[0])
     together = Sharply(method, setups) if isinstance(method, SAR) else Together(method, setups)  # type: ignore[arg-type]
     return together.run(torch.stack(list(images)) for images in zip(*streams, strict=True))
 

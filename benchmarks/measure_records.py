@@ -23,7 +23,7 @@ from lessmore.lab.sampler import Sampler, _answer_row
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store
 from lessmore.lab.summary import header, summarise_run
-from lessmore.methods import FromEncoded, Outcome, Setup, make
+from lessmore.methods import FromEncoded, Outcome, Setup, make_method
 from lessmore.models.vlm import VLM
 
 Array = NDArray[np.float32]
@@ -102,7 +102,7 @@ def pixels(where: tuple[str, str | None, int | None], i: int) -> Array:
 def tda(spec: RunSpec, features: Array) -> Array:
     """Probabilities [n, C] of a method that goes on from features [n, E], one after the other."""
     setup = setup_for(_bench.setups[spec.dataset], spec)
-    method = cast("FromEncoded", make(spec.method, setup))
+    method = cast("FromEncoded", make_method(spec.method, setup))
     none = torch.empty(1, 0, 0)
     rows = torch.from_numpy(features).split(1)
     return torch.stack([method.answer(Encoded(row.clone(), none, [])).scores for row in rows]).numpy()

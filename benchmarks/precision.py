@@ -32,7 +32,7 @@ import lessmore
 from lessmore.config import Preset, preset
 from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.data.images import load_image
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.models.preprocess import Preprocess
 
 TEMPLATES = {"eurosat": ["a centered satellite photo of {}."], "tiny-imagenet": ["a photo of a {}."]}
@@ -113,7 +113,7 @@ def answers(vit: ViT, scale: float, stream: dict[str, Tensor], plan: str) -> Ten
     """Predicted classes [T] of one method over one stream, one image at a time."""
     method, chosen = PLANS[plan]
     weight = vit.positions
-    one = make(method, Setup(vit, stream["text"].to(weight.device), scale, chosen))
+    one = make_method(method, Setup(vit, stream["text"].to(weight.device), scale, chosen))
     pixels = stream["pixels"].to(weight.device, weight.dtype)
     return torch.stack([one.predict(image[None]).scores.argmax() for image in pixels]).cpu()
 

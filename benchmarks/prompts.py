@@ -31,7 +31,7 @@ from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
 from lessmore.lab.report.tokens import as_picture
 from lessmore.lab.train_prompt import Training, train_prompt
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.context import WORDS
 from lessmore.models.vlm import VLM
 
@@ -69,7 +69,7 @@ def draw(images: int, seed: int, classes: int, shift: str = "clean", severity: i
 def right(vlm: VLM, dataset: Dataset, features: Tensor, method: str, **options: Any) -> Tensor:
     """Whether a method answers each image, by features [n, E], rightly: [n] bool."""
     text = vlm.classifier(dataset.classes, [f"{WORDS} {{}}."], cache=False)
-    chosen = make(
+    chosen = make_method(
         method, Setup(vlm.vision, text, vlm.logit_scale, preset("default", R=1.0), vlm, dataset.classes, (), options)
     )
     blank = encode(vlm.vision, torch.zeros(1, 3, world.SIZE, world.SIZE))

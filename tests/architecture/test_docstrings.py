@@ -14,6 +14,8 @@ ROOMS: tuple[str, ...] = (
     # rooms whose docstrings are complete
     "assets",
     "data",
+    "methods",
+    "storage",
 )
 
 

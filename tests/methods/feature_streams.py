@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lessmore.config import preset
 from lessmore.core.encoder import Encoded
-from lessmore.methods import FromEncoded, Outcome, Setup, make
+from lessmore.methods import FromEncoded, Outcome, Setup, make_method
 from tests.random_towers import make_text, make_vit
 
 C, E, SCALE = 6, 8, 12.0
@@ -24,7 +24,7 @@ Slow = Callable[[Row], Row]
 def new(name: str, text: Tensor | None = None, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     """The named method on a random tower of that precision."""
     text = make_text(C) if text is None else text
-    return make(name, Setup(make_vit(dtype=dtype), text.to(dtype), SCALE, preset("default"), options=options))
+    return make_method(name, Setup(make_vit(dtype=dtype), text.to(dtype), SCALE, preset("default"), options=options))
 
 
 def stream(count: int, seed: int = 0, classes: int = C, noise: float = 1.0) -> Tensor:

@@ -15,9 +15,9 @@ from lessmore.core.encoder import encode
 from lessmore.core.text import TextShape, TextTower
 from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.lab.train_prompt import Training, train_prompt
-from lessmore.methods import Setup, make
-from lessmore.methods.cocoop import CoCoOp, conditioned, new_network
-from lessmore.methods.context import embed_classes, frame, write_context
+from lessmore.methods import Setup, make_method
+from lessmore.methods.cocoop import CoCoOp, conditioned_context, new_network
+from lessmore.methods.context import embed_classes, frame_prompts, write_context
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
 from tests.methods.test_coop import drawn, given, stopper
@@ -28,7 +28,7 @@ def test_the_context_moves_by_the_networks_answer() -> None:
     learned = {k: v.double() for k, v in new_network(32, 6, generator).items()}
     learned["context"] = torch.randn(4, 6, generator=generator, dtype=torch.float64)
     features = torch.randn(2, 32, generator=generator, dtype=torch.float64)
-    out = conditioned(learned, features)
+    out = conditioned_context(learned, features)
     assert out.shape == (2, 4, 6)
     for b in range(2):
         f = features[b].tolist()
@@ -43,7 +43,7 @@ def test_the_context_moves_by_the_networks_answer() -> None:
 
 def test_prompts_of_several_images_at_once_are_those_of_each() -> None:
     setup = given("tiny-siglip")
-    framed = frame(setup.model, setup.classes)
+    framed = frame_prompts(setup.model, setup.classes)
     contexts = framed.start + 0.01 * torch.randn(3, 1, 128, generator=torch.Generator().manual_seed(0))
     together = embed_classes(framed, contexts)
     for one, context in zip(together, contexts, strict=True):
@@ -60,7 +60,7 @@ def test_training_goes_on_exactly_and_the_answer_depends_on_the_image(tmp_path: 
     train_prompt(vlm, data, parts, training, quiet=True)
     first, second = load_file(whole), load_file(parts)
     assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
-    method = make("cocoop", given(context=str(whole)))
+    method = make_method("cocoop", given(context=str(whole)))
     assert isinstance(method, CoCoOp)
     features = encode(vlm.vision, torch.stack([vlm.preprocess(data.image(i)) for i in range(2)])).feature
     assert not torch.allclose(method.embeddings(features[0]), method.embeddings(features[1]), atol=1e-6)
@@ -70,7 +70,7 @@ def test_cost_is_counted_with_the_text_tower_for_every_image(tmp_path: Path) -> 
     file = tmp_path / "c.safetensors"
     vlm, data = lessmore.load("tiny"), drawn(20, 1)
     train_prompt(vlm, data, file, Training("cocoop", shots=1, epochs=1, batch=8, crops=False), quiet=True)
-    method = make("cocoop", given(context=str(file)))
+    method = make_method("cocoop", given(context=str(file)))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         method.predict(torch.zeros(1, 3, 64, 64))
@@ -89,5 +89,5 @@ def test_as_many_parameters_as_published(tmp_path: Path) -> None:
     setup = Setup(
         vision, torch.zeros(2, 512), 100.0, preset("default", R=1.0), vlm, ("star", "ring"), (), {"context": str(file)}
     )
-    assert make("cocoop", setup).facts.learnable_parameters == 34_816
+    assert make_method("cocoop", setup).facts.learnable_parameters == 34_816
     assert sum(v.numel() for v in learned.values()) == 35_360

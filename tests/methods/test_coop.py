@@ -26,8 +26,8 @@ from lessmore.data.dataset import Dataset
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
 from lessmore.lab.train_prompt import Course, Training, begin_training, few_shots, rate, train_prompt
-from lessmore.methods import FromEncoded, Setup, make
-from lessmore.methods.context import embed_classes, frame
+from lessmore.methods import FromEncoded, Setup, make_method
+from lessmore.methods.context import embed_classes, frame_prompts
 from lessmore.methods.coop import CoOp
 
 COMBINATIONS = world.test_classes(8, 2)
@@ -59,7 +59,7 @@ def given(name: str = "tiny", classes: tuple[str, ...] | None = None, **options:
 @torch.no_grad()
 def right(setup: Setup, dataset: Dataset, method: str) -> Tensor:
     """Whether each image is answered rightly, [n]."""
-    chosen = make(method, setup)
+    chosen = make_method(method, setup)
     assert isinstance(chosen, FromEncoded)
     encoded = encode(setup.vision, torch.stack([setup.model.preprocess(dataset.image(i)) for i in range(len(dataset))]))
     answers = [chosen.answer(encoded._replace(feature=f[None])).scores.argmax() for f in encoded.feature]
@@ -103,7 +103,7 @@ def test_a_step_is_descent_on_the_cross_entropy() -> None:
     course.step = course.steps_per_epoch  # the first epoch only warms up
 
     def loss(context: Tensor) -> float:
-        text = embed_classes(frame(vlm, data.classes), context)
+        text = embed_classes(frame_prompts(vlm, data.classes), context)
         order = np.random.default_rng([0, 1]).permutation(course.chosen)[:3]
         total = 0.0
         for i in order.tolist():
@@ -137,7 +137,7 @@ def test_it_goes_on_exactly_where_it_was(crops: bool, tmp_path: Path) -> None:
         assert not parts.exists()
     assert train_prompt(vlm, data, parts, training, quiet=True)
     assert torch.equal(load_file(whole)["context"], load_file(parts)["context"])
-    assert not torch.equal(load_file(whole)["context"], frame(vlm, data.classes).start)
+    assert not torch.equal(load_file(whole)["context"], frame_prompts(vlm, data.classes).start)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["parts.safetensors", "whole.safetensors"]
 
 
@@ -183,35 +183,35 @@ def untrained(file: Path, method: str = "coop") -> Course:
 def test_a_context_serves_other_classes_and_is_known_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "c.safetensors"
     untrained(file)
-    coop = make("coop", given(classes=("red plain star", "blue plain ring"), context=str(file)))
+    coop = make_method("coop", given(classes=("red plain star", "blue plain ring"), context=str(file)))
     assert isinstance(coop, CoOp) and coop.text.shape == (2, 128) and coop.facts.learnable_parameters == 512
     assert coop.macs() == coop.setup.image_macs() + 2 * 128
     image = torch.zeros(1, 3, 64, 64)
     assert torch.equal(coop.predict(image).scores, coop.answer(encode(coop.setup.vision, image)).scores)
     with pytest.raises(ConfigError, match="sha256"):
-        make("coop", given(context=str(file), sha256="0" * 64))
+        make_method("coop", given(context=str(file), sha256="0" * 64))
 
 
 def test_files_that_do_not_belong_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.safetensors"
     untrained(file)
     with pytest.raises(ConfigError, match="train-prompt"):
-        make("coop", given())
+        make_method("coop", given())
     with pytest.raises(ConfigError, match="check the path"):
-        make("coop", given(context=str(tmp_path / "none")))
+        make_method("coop", given(context=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="another text tower"):
-        make("coop", given("tiny-siglip", context=str(file)))
+        make_method("coop", given("tiny-siglip", context=str(file)))
     with pytest.raises(ConfigError, match="learnt by coop, not cocoop"):
-        make("cocoop", given(context=str(file)))
+        make_method("cocoop", given(context=str(file)))
     (tmp_path / "text").write_text("no")
     with pytest.raises(ConfigError, match="not a readable file of the form lessmore.context"):
-        make("coop", given(context=str(tmp_path / "text")))
+        make_method("coop", given(context=str(tmp_path / "text")))
     save_file({"context": torch.zeros(4, 128)}, tmp_path / "bare")
     with pytest.raises(ConfigError, match="not a readable file of the form lessmore.context"):
-        make("coop", given(context=str(tmp_path / "bare")))
+        make_method("coop", given(context=str(tmp_path / "bare")))
     half = given(context=str(file))
     narrow = half.model.to(dtype=torch.bfloat16)
-    loaded = make("coop", replace(half, vlm=narrow, vision=narrow.vision))
+    loaded = make_method("coop", replace(half, vlm=narrow, vision=narrow.vision))
     assert isinstance(loaded, CoOp) and loaded.text.dtype == torch.float32
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods import make
+from lessmore.methods import make_method
 from lessmore.methods.ctpt import CTPT, CTPTOptions, dispersion
 from tests.methods.test_tpt import PROBES, WORDS, random_setup, slow_choice, slow_loss, slow_step, slow_text
 from tests.random_towers import make_images, make_text
@@ -36,7 +36,7 @@ def test_one_class_disperses_nothing_and_has_a_gradient() -> None:
 def test_the_prompt_after_one_step() -> None:
     weight = 3.0
     given = random_setup(words=WORDS, views=8, selection=0.3, dispersion=weight)
-    ctpt = make("c-tpt", given)
+    ctpt = make_method("c-tpt", given)
     assert isinstance(ctpt, CTPT)
     features = encode(given.vision, make_images(8)).feature
     start = ctpt.frame.start
@@ -54,9 +54,9 @@ def test_the_prompt_after_one_step() -> None:
 def test_without_weight_it_is_tpt_and_with_it_the_classes_spread() -> None:
     options = {"words": WORDS, "views": 4}
     images = make_images(4)
-    plain = make("tpt", random_setup(**options)).predict(images).scores
-    assert torch.equal(make("c-tpt", random_setup(**options, dispersion=0.0)).predict(images).scores, plain)
-    spread = make("c-tpt", random_setup(**options, dispersion=1e3, lr=1e-3))
+    plain = make_method("tpt", random_setup(**options)).predict(images).scores
+    assert torch.equal(make_method("c-tpt", random_setup(**options, dispersion=0.0)).predict(images).scores, plain)
+    spread = make_method("c-tpt", random_setup(**options, dispersion=1e3, lr=1e-3))
     assert isinstance(spread, CTPT)
     with torch.enable_grad():
         tuned = spread.tuned(encode(spread.setup.vision, images).feature)

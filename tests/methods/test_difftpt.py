@@ -15,7 +15,7 @@ from lessmore.adapter import Adapter
 from lessmore.assets import world
 from lessmore.errors import ConfigError, ImageError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.methods.difftpt import DiffTPT, DiffTPTOptions, image_key, similar
+from lessmore.methods.difftpt import DiffTPT, DiffTPTOptions, image_key, similar_views
 
 CLASSES = world.test_classes(6, 3)
 
@@ -61,7 +61,7 @@ def slow_choice(logits: Tensor, share: float, selection: float) -> list[int]:
 
 def test_the_published_choice_of_127_views(folder: Path) -> None:
     logits = 2 * torch.randn(127, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert len(similar(logits, 0.8)) == 101 and similar(logits, 0.8)[0] == 0
+    assert len(similar_views(logits, 0.8)) == 101 and similar_views(logits, 0.8)[0] == 0
     method = adapter(folder)._answerer.method
     assert isinstance(method, DiffTPT)
     expected = slow_choice(logits, 0.8, 0.3)

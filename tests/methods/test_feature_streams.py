@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lessmore.errors import StateError
 from lessmore.methods import list_methods
-from lessmore.methods.feature_stream import FeatureStream, progress
+from lessmore.methods.feature_stream import FeatureStream, stream_progress
 from lessmore.methods.registry import find_method
 from tests.methods.feature_streams import SCALE, C, E, answer, give, new, stream
 from tests.random_towers import make_text
@@ -152,7 +152,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
 
 def test_progress_is_the_share_of_a_known_stream_and_grows_with_an_unknown_one() -> None:
     t = torch.arange(1, 41)
-    assert progress(t, 6, 20).tolist() == pytest.approx([min(1.0, i / 20) for i in range(1, 41)])
-    unknown = progress(t, 6, 0)
+    assert stream_progress(t, 6, 20).tolist() == pytest.approx([min(1.0, i / 20) for i in range(1, 41)])
+    unknown = stream_progress(t, 6, 0)
     assert unknown.tolist() == pytest.approx([i / (i + 6) for i in range(1, 41)])
     assert (unknown.diff() > 0).all()

@@ -26,9 +26,9 @@ from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.methods import FromEncoded, FromViews, Setup, make
+from lessmore.methods import FromEncoded, FromViews, Setup, make_method
 from lessmore.methods.cocoop import new_network
-from lessmore.methods.context import frame, write_context
+from lessmore.methods.context import frame_prompts, write_context
 from lessmore.methods.difftpt import image_key
 from lessmore.methods.feature_stream import FeatureStream
 from lessmore.methods.registry import find_method, method_options, split_options
@@ -76,7 +76,7 @@ def small_options(method: str, vlm: VLM, folder: Path, words: str = "a photo of 
 
 
 def _context(method: str, vlm: VLM, file: Path, words: str) -> Path:
-    start = frame(vlm, ["x"], words).start.cpu()
+    start = frame_prompts(vlm, ["x"], words).start.cpu()
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     learned = {"context": start + 0.1 * start.std() * noise}
     if method == "cocoop":
@@ -230,7 +230,7 @@ def test_learnable_parameters_of_b16(b16: VLM, method: str, expected: int) -> No
     name = {"ctpt": "c-tpt"}.get(method, method)
     text = torch.empty(10, 512, device="meta")
     setup = Setup(b16.vision, text, 100.0, preset("default"), b16, tuple("abcdefghij"))
-    assert make(name, setup).facts.learnable_parameters == expected
+    assert make_method(name, setup).facts.learnable_parameters == expected
 
 
 def test_learnable_parameters_of_cocoop() -> None:
@@ -252,7 +252,7 @@ def test_options_go_to_their_owner() -> None:
 
 def test_a_method_that_needs_the_whole_model_says_so() -> None:
     vlm = make_vlm()
-    method = make("mta", Setup(vlm.vision, torch.eye(8)[:3], 10.0, preset("default", layers=(1,))))
+    method = make_method("mta", Setup(vlm.vision, torch.eye(8)[:3], 10.0, preset("default", layers=(1,))))
     assert isinstance(method, FromViews)
     with pytest.raises(ConfigError, match="whole model"):
         method.views(pictures("iid")[0], 0)

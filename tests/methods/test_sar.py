@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.core.encoder import encode
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
-from lessmore.methods import make
+from lessmore.methods import make_method
 from lessmore.methods.sar import SAR, SAROptions
 from tests.methods.test_tent import CLASSES, SCALE, b16, small_setup
 from tests.random_towers import make_images
@@ -139,7 +139,7 @@ def test_state_goes_on_exactly_and_reset_forgets() -> None:
 
 
 def test_the_last_quarter_of_the_blocks_is_left_alone_and_parameters_are_as_published() -> None:
-    sar = make("sar", b16())
+    sar = make_method("sar", b16())
     assert isinstance(sar, SAR) and sar.facts.learnable_parameters == 31_744
     frozen = ("blocks.9.", "blocks.10.", "blocks.11.")
     assert not any(name.startswith(frozen) for name in sar.affines)

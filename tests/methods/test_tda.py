@@ -14,7 +14,7 @@ from torch import Tensor
 from lessmore.config import preset
 from lessmore.core.encoder import Encoded
 from lessmore.errors import ConfigError
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.tda import TDA, TUNED
 from tests.random_towers import make_text, make_vit
 
@@ -24,7 +24,7 @@ Row = NDArray[np.float64]
 
 def new(text: Tensor | None = None, **options: Any) -> TDA:
     text = make_text(C) if text is None else text
-    method = make("tda", Setup(make_vit(), text, SCALE, preset("default"), options=options))
+    method = make_method("tda", Setup(make_vit(), text, SCALE, preset("default"), options=options))
     assert isinstance(method, TDA)
     return method
 

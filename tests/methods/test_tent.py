@@ -16,7 +16,7 @@ from lessmore.core.encoder import encode
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.tent import Tent, TentOptions, norm_affines
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.shapes import SHAPES as REAL
@@ -161,7 +161,7 @@ def b16() -> Setup:
 
 
 def test_as_many_parameters_as_published() -> None:
-    assert make("tent", b16()).facts.learnable_parameters == 40_960
+    assert make_method("tent", b16()).facts.learnable_parameters == 40_960
 
 
 def test_cost() -> None:

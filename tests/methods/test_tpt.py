@@ -16,10 +16,10 @@ from lessmore.config import preset
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError, ModelError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods import context as contexts
-from lessmore.methods.context import embed_classes, frame
-from lessmore.methods.tpt import TPT, TPTOptions, confident, marginal_entropy
+from lessmore.methods.context import embed_classes, frame_prompts
+from lessmore.methods.tpt import TPT, TPTOptions, confident_views, marginal_entropy
 from tests.methods.test_tent import b16
 from tests.random_towers import MAP, make_images, make_vlm
 
@@ -83,7 +83,7 @@ PROBES = [(0, 0), (0, 7), (1, 3), (1, 15)]
 
 def test_views_loss_and_prompt_after_one_step() -> None:
     given = random_setup(words=WORDS, views=12, selection=0.3)
-    tpt = make("tpt", given)
+    tpt = make_method("tpt", given)
     assert isinstance(tpt, TPT)
     features = encode(given.vision, make_images(12)).feature
     start = tpt.frame.start
@@ -103,10 +103,10 @@ def test_views_loss_and_prompt_after_one_step() -> None:
 
 def test_six_of_sixty_four_views_are_chosen_the_surest_first() -> None:
     logits = 3 * torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
-    chosen = confident(logits, 0.1)
+    chosen = confident_views(logits, 0.1)
     h = [slow_entropy(row.softmax(-1).tolist()) for row in logits]
     assert chosen.tolist() == sorted(range(64), key=lambda i: h[i])[:6]
-    assert len(confident(logits[:8], 0.1)) == 1
+    assert len(confident_views(logits[:8], 0.1)) == 1
 
 
 def test_the_marginal_entropy_of_certain_answers_has_a_finite_gradient() -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_carried_over_and_the_prompt_moves(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
 def test_the_context_it_begins_as_is_the_hand_written_prompt(name: str) -> None:
     vlm, classes = lessmore.load(name), world.world_class_names(world.test_classes(6, 3))
-    framed = frame(vlm, classes)
+    framed = frame_prompts(vlm, classes)
     assert framed.start.shape[0] == 4
     written = vlm.classifier(classes, ["a photo of a {}."], cache=False)
     assert torch.allclose(embed_classes(framed, framed.start), written, atol=1e-6)
@@ -136,7 +136,7 @@ def test_the_context_it_begins_as_is_the_hand_written_prompt(name: str) -> None:
 
 def test_many_prompts_are_encoded_in_parts_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     given = random_setup()
-    framed = frame(given.model, CLASSES, WORDS)
+    framed = frame_prompts(given.model, CLASSES, WORDS)
     found = []
     for rows in (256, 3):
         monkeypatch.setattr(contexts, "_ROWS", rows)
@@ -150,7 +150,7 @@ def test_many_prompts_are_encoded_in_parts_with_the_same_gradient(monkeypatch: p
 
 def test_a_narrow_tower_is_tuned_in_float32() -> None:
     given = random_setup(torch.bfloat16, words=WORDS, views=4)
-    tpt = make("tpt", given)
+    tpt = make_method("tpt", given)
     assert isinstance(tpt, TPT) and tpt.frame.tower.positions.dtype == torch.float32
     outcome = tpt.predict(make_images(4, dtype=torch.bfloat16))
     assert outcome.scores.dtype == torch.float32 and outcome.scores.isfinite().all()
@@ -161,19 +161,19 @@ def test_it_works_on_a_tower_without_a_class_token() -> None:
     vlm = make_vlm(shape=MAP)
     text = vlm.classifier(CLASSES, ["ab {}."], cache=False)
     options = {"words": WORDS, "views": 4}
-    tpt = make("tpt", Setup(vlm.vision, text, 10.0, preset("default", R=1.0), vlm, CLASSES, (), options))
+    tpt = make_method("tpt", Setup(vlm.vision, text, 10.0, preset("default", R=1.0), vlm, CLASSES, (), options))
     assert tpt.predict(make_images(4, dtype=torch.float32)).scores.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_as_many_parameters_as_published() -> None:
-    assert make("tpt", b16()).facts == make("c-tpt", b16()).facts
-    facts = make("tpt", b16()).facts
+    assert make_method("tpt", b16()).facts == make_method("c-tpt", b16()).facts
+    facts = make_method("tpt", b16()).facts
     assert (facts.learnable_parameters, facts.views, facts.kind) == (2_048, 64, "episodic")
 
 
 def test_cost() -> None:
     given = random_setup(torch.float32, words=WORDS, views=4)
-    tpt = make("tpt", given)
+    tpt = make_method("tpt", given)
     assert isinstance(tpt, TPT)
     prompts = tpt.frame.macs(given)
     assert prompts < tpt.frame.gradient_macs(given) - prompts < 2 * prompts  # frozen weights: less than two passes
@@ -190,6 +190,6 @@ def test_what_it_cannot_work_with_is_refused() -> None:
     with pytest.raises(ConfigError, match="selection"):
         TPTOptions(selection=0.0)
     with pytest.raises(ConfigError, match="whole model"):
-        make("tpt", Setup(make_vlm().vision, torch.zeros(4, 8), 10.0, preset("default")))
+        make_method("tpt", Setup(make_vlm().vision, torch.zeros(4, 8), 10.0, preset("default")))
     with pytest.raises(ModelError, match="other words"):
-        frame(make_vlm(), CLASSES, "words that do not fit")
+        frame_prompts(make_vlm(), CLASSES, "words that do not fit")

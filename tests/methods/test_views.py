@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lessmore.errors import ConfigError
-from lessmore.methods.augmix import OPERATIONS, mix
+from lessmore.methods.augmix import OPERATIONS, augmix
 from lessmore.methods.views import ViewOptions, make_views, random_crop
 from tests.random_towers import make_vlm
 
@@ -164,7 +164,7 @@ def test_blank_images_stay_images(name: str) -> None:
 def test_augmix_mixes_within_the_range(picture: Image.Image) -> None:
     crop = levels(picture.crop((0, 0, 60, 60)))
     batch = crop.expand(12, -1, -1, -1)
-    mixed = mix(batch, torch.Generator().manual_seed(0))
+    mixed = augmix(batch, torch.Generator().manual_seed(0))
     assert 0 <= mixed.min() <= mixed.max() <= 255
     assert torch.equal(batch[0], crop)
     difference = (mixed - batch).abs().mean(dim=(1, 2, 3))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lessmore.errors import ConfigError
-from lessmore.methods.zero import ZeroOptions, ballot
+from lessmore.methods.zero import ZeroOptions, tally_votes
 
 
 def views(*choices: tuple[int, float], classes: int = 4) -> Tensor:
@@ -41,40 +41,40 @@ def test_votes_are_those_of_the_slow_ballot(classes: int, selection: float, kept
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         logits = 3 * torch.randn(64, classes, generator=generator)
-        shares = ballot(logits, selection)
+        shares = tally_votes(logits, selection)
         assert shares.tolist() == pytest.approx(slow_ballot(logits, kept))
         assert shares.sum() == pytest.approx(1)
     assert ZeroOptions().selection == 0.3
 
 
 def test_unsure_views_do_not_count() -> None:
-    shares = ballot(views((1, 9), (1, 8), (2, 1), (2, 1), (2, 1), (2, 1)), 0.34)
+    shares = tally_votes(views((1, 9), (1, 8), (2, 1), (2, 1), (2, 1), (2, 1)), 0.34)
     assert shares.tolist() == [0, 1, 0, 0]
 
 
 def test_the_next_view_for_a_leader_breaks_a_tie() -> None:
     four = views((1, 9), (2, 8), (3, 3), (2, 2), (1, 1), (0, 1))
-    assert ballot(four, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+    assert tally_votes(four, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
 
 
 def test_without_such_a_view_the_next_one_chooses_among_the_leaders() -> None:
     six = views((2, 9), (1, 8), (3, 3), (0, 2), (3, 1), (0, 1))
     six[2, 1], six[3, 2] = 1, 1.5  # the third view likes 1 better than 2, the less confident fourth 2 better than 1
-    assert ballot(six, 0.34).tolist() == pytest.approx([0, 2 / 3, 1 / 3, 0])
+    assert tally_votes(six, 0.34).tolist() == pytest.approx([0, 2 / 3, 1 / 3, 0])
     six[2, 2] = 2
-    assert ballot(six, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+    assert tally_votes(six, 0.34).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
 
 
 def test_where_all_vote_the_surest_has_two_voices() -> None:
-    assert ballot(views((2, 9), (1, 8)), 1.0).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+    assert tally_votes(views((2, 9), (1, 8)), 1.0).tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
 
 
 def test_certainty_is_no_hindrance() -> None:
-    assert ballot(views((1, 1e4), (2, 3), (2, 2)), 0.34).tolist() == [0, 1, 0, 0]  # its entropy is 0, not nan
+    assert tally_votes(views((1, 1e4), (2, 3), (2, 2)), 0.34).tolist() == [0, 1, 0, 0]  # its entropy is 0, not nan
 
 
 def test_at_least_one_view_votes() -> None:
-    assert ballot(views((3, 9), (1, 1)), 0.01).tolist() == [0, 0, 0, 1]
+    assert tally_votes(views((3, 9), (1, 1)), 0.01).tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("selection", [0.0, 1.5])

@@ -18,7 +18,7 @@ from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, source_map
 from lessmore.core.encoder import encode
 from lessmore.core.scoring import Anchors
 from lessmore.core.step import Sample, plain_operations, settle
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.tca import TCA
 from tests.random_towers import CLASS, MAP, SHAPES, make_images, make_text, make_vit
 
@@ -34,7 +34,7 @@ def run(shape: str, chosen: Preset, images: Tensor, classes: int = 4, order: Ten
     """Final probabilities of every image; `order` permutes the classes."""
     vit = make_vit(SHAPES[shape])
     text = make_text(classes, vit.shape.embed)
-    method = make("tca", Setup(vit, text if order is None else text[order], 6.0, chosen))
+    method = make_method("tca", Setup(vit, text if order is None else text[order], 6.0, chosen))
     return [method.predict(image[None]).scores for image in images]
 
 
@@ -79,7 +79,7 @@ def test_the_class_token_is_never_dropped(name: str) -> None:
 def test_R_1_without_correction_is_plain_zero_shot(shape: str, domain: str) -> None:
     vit = make_vit(SHAPES[shape], dtype=torch.float32, spread=0.2)
     text = make_text(5, vit.shape.embed, dtype=torch.float32)
-    method = make("tca", Setup(vit, text, 6.0, small("fixed", R=1.0, lam=0.0, domain=domain)))
+    method = make_method("tca", Setup(vit, text, 6.0, small("fixed", R=1.0, lam=0.0, domain=domain)))
     for image in make_images(6, dtype=torch.float32):
         outcome = method.predict(image[None])
         plain = (6.0 * F.normalize(vit(image[None]), dim=-1) @ text.T)[0].softmax(dim=-1)
@@ -129,7 +129,7 @@ def test_evit_is_condensation_with_nothing_ambiguous_head_mean_and_a_fused_token
 def test_an_empty_reservoir_corrects_nothing(name: str) -> None:
     vit, text = make_vit(CLASS), make_text(4)
     chosen = small(name, order="predict_first", lam=8.0)
-    outcome = make("tca", Setup(vit, text, 6.0, chosen)).predict(make_images(1))
+    outcome = make_method("tca", Setup(vit, text, 6.0, chosen)).predict(make_images(1))
     torch.testing.assert_close(outcome.scores, outcome.zero_shot)
 
 

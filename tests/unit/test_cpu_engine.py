@@ -19,7 +19,7 @@ from lessmore.core.vit import ACTIVATIONS, BlockShape, ViT, ViTShape
 from lessmore.engines import cores, cpu
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.methods import Facts, Setup, make, register_method
+from lessmore.methods import Facts, Setup, make_method, register_method
 from lessmore.methods.registry import METHODS
 from lessmore.methods.tca import TCA
 from lessmore.methods.zeroshot import ZeroShot
@@ -89,7 +89,7 @@ def test_a_last_block_that_condenses_computes_all_its_tokens(last: bool) -> None
     vit = make_vit()
     chosen = preset("paper", R=0.8, layers=(1, 4) if last else (1, 2))
     setup = Setup(vit, make_text(4), 6.0, chosen)
-    plain, packed = make("tca", setup), cpu.build_cpu("tca", setup)
+    plain, packed = make_method("tca", setup), cpu.build_cpu("tca", setup)
     for image in make_images(12):
         expected, found = plain.predict(image[None]), packed.predict(image[None])
         assert [s.block for s in found.steps] == list(chosen.condensation.layers)
@@ -110,7 +110,7 @@ def test_embedded_streams_get_the_same_answers(model: str, method: str, reduce: 
     setup = Setup(
         vlm.vision, text, vlm.logit_scale, chosen._replace(condensation=resolve_reducer(reduce, chosen.condensation))
     )
-    eager, fast = make(method, setup), cpu.build_cpu(method, setup)
+    eager, fast = make_method(method, setup), cpu.build_cpu(method, setup)
     drawn, _ = world.draw_scene(world.world_sample(60, 11, CLASSES))
     for image in drawn:
         pixels = to_pixels(as_picture(image), vlm)
@@ -123,7 +123,7 @@ def test_embedded_streams_get_the_same_answers(model: str, method: str, reduce: 
 
 def test_state_goes_from_engine_to_engine() -> None:
     setup = Setup(make_vit(), make_text(4), 6.0, preset("default", R=0.8, layers=(1, 2)))
-    eager, fast = make("tca", setup), cpu.build_cpu("tca", setup)
+    eager, fast = make_method("tca", setup), cpu.build_cpu("tca", setup)
     for image in make_images(6):
         eager.predict(image[None])
     fast.restore(eager.state())

@@ -24,7 +24,7 @@ from lessmore.core.debias import (
     observe,
     trust,
 )
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.methods.tca import TCA
 from tests.random_towers import make_images, make_text, make_vit
 from tests.reference import Centre as SlowMean
@@ -280,7 +280,7 @@ def test_streams_can_be_mapped_over() -> None:
 def tca(**options: object) -> TCA:
     vit = make_vit(dtype=torch.float32)
     text = make_text(4, vit.shape.embed, seed=0, dtype=torch.float32)
-    method = make("tca", Setup(vit, text, 20.0, preset("labelfree", layers=(1, 2, 3), **options)))
+    method = make_method("tca", Setup(vit, text, 20.0, preset("labelfree", layers=(1, 2, 3), **options)))
     assert isinstance(method, TCA)
     return method
 

@@ -18,7 +18,7 @@ from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.costs import costs
 from lessmore.core.text import TextTower
 from lessmore.core.vit import BlockShape, ViTShape
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.models.shapes import SHAPES
 from tests.methods.test_registry import small_options
 from tests.random_towers import make_text, make_vit
@@ -77,7 +77,7 @@ def test_matmul_agrees_with_torchs_counter(shape: str, name: str, method: str) -
     vit = make_vit(vision, dtype=torch.float32, spread=0.1)
     chosen: Preset = preset(name, ready="class")
     C = 7
-    one = make(method, Setup(vit, make_text(C, vision.embed, dtype=torch.float32), 10.0, chosen))
+    one = make_method(method, Setup(vit, make_text(C, vision.embed, dtype=torch.float32), 10.0, chosen))
     images = torch.randn(3, 1, 3, 112, 112)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for image in images[:2]:

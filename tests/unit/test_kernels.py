@@ -49,7 +49,7 @@ from lessmore.engines.kernels.nearest_anchor import fused_look_up
 from lessmore.engines.kernels.reservoir import Search, fused_affinities, fused_nearest, own_sums
 from lessmore.engines.kernels.token_mean import follow
 from lessmore.engines.packed_mean import PackedMean
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = ViTShape(BlockShape(32, 3, 2, 64, "quick_gelu", layer_scale=True), image_size=20, patch=4, embed=16)
@@ -296,7 +296,7 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     """The fused step and the plain one, image by image: same sets, same reservoir, same answers."""
     text = F.normalize(normal(random, 3, 16), dim=-1)
     setup = Setup(tower(random), text, 20.0, preset(name, layers=(1, 2), **options))
-    plain, ours = make("tca", setup), make("tca", setup)
+    plain, ours = make_method("tca", setup), make_method("tca", setup)
     # Both have seen something already: a stream begins without a mean.
     past = F.normalize(normal(random, 40, 16) + normal(random, 16), dim=-1)
     start, forty = stream.empty(3, 1, 1, 1, 16, torch.float32, DEVICE), torch.tensor(40, device=DEVICE)
@@ -455,5 +455,5 @@ def test_more_classes_than_a_program_holds_are_left_to_plain_functions(
     monkeypatch.setattr(graph, "LARGEST", 3)
     vit, text = tower(random), F.normalize(normal(random, 4, 16), dim=-1)
     for name, method, fused in (("default", "tca", False), ("fixed", "tca", True), ("default", "zeroshot", True)):
-        made = make(method, Setup(vit, text, 20.0, preset(name, layers=(1, 2))))
+        made = make_method(method, Setup(vit, text, 20.0, preset(name, layers=(1, 2))))
         assert (graph._fused(made) is not None) == fused  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ pytest.importorskip("scipy")
 
 from lessmore.cli import main
 from lessmore.lab.store import read_rows
-from lessmore.methods import make
+from lessmore.methods import make_method
 from lessmore.methods.sar import SAR
 from tests.methods.test_tent import small_setup
 from tests.methods.test_tpt import WORDS, random_setup
@@ -49,7 +49,7 @@ def test_streams_that_step_together_do_not_see_each_other(name: str, gradients: 
     together = gradients.online(setups, streams, name)
     learnt = []
     for setup, images, found in zip(setups, streams, together, strict=True):
-        method, frozen = make(name, setup), make("zeroshot", replace(setup, options={}))
+        method, frozen = make_method(name, setup), make_method("zeroshot", replace(setup, options={}))
         alone = torch.stack([method.predict(image).scores for image in images.split(1)])
         still = torch.stack([frozen.predict(image).scores for image in images.split(1)])
         learnt.append(float((alone - still).abs().max()))
@@ -59,7 +59,7 @@ def test_streams_that_step_together_do_not_see_each_other(name: str, gradients: 
 
 def test_the_streams_skip_images_and_start_anew() -> None:
     """Else the test above would not see SAR's filter and recovery."""
-    sar = make("sar", replace(small_setup(), options=LEARNING["sar"]))
+    sar = make_method("sar", replace(small_setup(), options=LEARNING["sar"]))
     assert isinstance(sar, SAR)
     averages, moved = [], []
     for image in make_images(12).split(1):
@@ -75,8 +75,8 @@ def test_the_streams_skip_images_and_start_anew() -> None:
 def test_methods_that_share_views_answer_as_each_alone(gradients: Any) -> None:
     options, views = {"words": WORDS, "views": 4, "lr": 0.1}, make_images(4)
     setups = [random_setup(**options), random_setup(**options, dispersion=3.0)]
-    prompts = [make(name, setup) for name, setup in zip(("tpt", "c-tpt"), setups, strict=True)]
-    ballots = [make(name, replace(setups[0], options={"views": 4})) for name in ("mta", "zero")]
+    prompts = [make_method(name, setup) for name, setup in zip(("tpt", "c-tpt"), setups, strict=True)]
+    ballots = [make_method(name, replace(setups[0], options={"views": 4})) for name in ("mta", "zero")]
     for methods in (prompts, ballots):
         found = gradients.viewed(methods, views)
         assert not torch.equal(*found)

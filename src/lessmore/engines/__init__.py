@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lessmore.engines.availability import has_triton
 from lessmore.errors import ConfigError, unknown
-from lessmore.methods import Method, Outcome, Setup, make
+from lessmore.methods import Method, Outcome, Setup, make_method
 
 _CAPTURED = ("tca", "zeroshot")
 
@@ -41,7 +41,7 @@ def _cpu(method: str, setup: Setup) -> Method:
 def _graph(method: str, setup: Setup) -> Method:
     from lessmore.engines.graph import Graph
 
-    return Graph(make(method, setup))  # type: ignore[arg-type]  # one of _CAPTURED
+    return Graph(make_method(method, setup))  # type: ignore[arg-type]  # one of _CAPTURED
 
 
 def _chunk(method: str, setup: Setup) -> Method:
@@ -52,7 +52,12 @@ def _chunk(method: str, setup: Setup) -> Method:
     return Chunk(setup)
 
 
-_ENGINES: dict[str, Callable[[str, Setup], Method]] = {"eager": make, "cpu": _cpu, "graph": _graph, "chunk": _chunk}
+_ENGINES: dict[str, Callable[[str, Setup], Method]] = {
+    "eager": make_method,
+    "cpu": _cpu,
+    "graph": _graph,
+    "chunk": _chunk,
+}
 
 
 def graph_unusable(method: str, setup: Setup) -> str | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lessmore.core.vit import Block, Mlp, ViT
 from lessmore.engines.cpu_tca import UnitTCA
 from lessmore.errors import ConfigError
-from lessmore.methods import Method, Setup, make
+from lessmore.methods import Method, Setup, make_method
 from lessmore.methods.tca import TCA
 
 # The activation as oneDNN names it, its variant, and the factor its input is scaled by.
@@ -39,10 +39,14 @@ _PACKED: WeakKeyDictionary[ViT, dict[torch.dtype, ViT]] = WeakKeyDictionary()
 
 def build_cpu(method: str, setup: Setup, bfloat16: bool = False) -> Method:
     """The named method on the packed tower; one that needs gradients gets the tower as it is."""
-    plain = make(method, setup)
+    plain = make_method(method, setup)
     if plain.facts.needs_gradients:
         return plain
-    return UnitTCA(packed_setup(setup, bfloat16)) if type(plain) is TCA else make(method, packed_setup(setup, bfloat16))
+    return (
+        UnitTCA(packed_setup(setup, bfloat16))
+        if type(plain) is TCA
+        else make_method(method, packed_setup(setup, bfloat16))
+    )
 
 
 def packed_setup(setup: Setup, bfloat16: bool = False) -> Setup:

@@ -17,7 +17,7 @@ from lessmore.lab.cache import CachedEncoder, Shards, effective, encodings_folde
 from lessmore.lab.job import Job
 from lessmore.lab.loader import Loaded, load_one
 from lessmore.lab.store import SampleRow
-from lessmore.methods import FromEncoded, FromViews, Outcome, make
+from lessmore.methods import FromEncoded, FromViews, Outcome, make_method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.to_pixels import to_pixels, to_views
 
@@ -30,7 +30,7 @@ class Sampler:
     def __init__(self, job: Job, cache: bool | str | Path) -> None:
         self.job = job
         self._setup = job.setup(cache)
-        self.method = make(job.spec.method, self._setup)
+        self.method = make_method(job.spec.method, self._setup)
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
         condensation = effective(job.settings.condensation)
         shared = wants is not None and condensation == PLAIN

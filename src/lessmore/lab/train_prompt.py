@@ -22,8 +22,8 @@ from tqdm import tqdm
 from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
 from lessmore.errors import ConfigError
-from lessmore.methods.cocoop import conditioned, new_network
-from lessmore.methods.context import WORDS, Frame, embed_classes, frame, read_context, write_context
+from lessmore.methods.cocoop import conditioned_context, new_network
+from lessmore.methods.context import WORDS, PromptFrame, embed_classes, frame_prompts, read_context, write_context
 from lessmore.methods.views import ViewOptions, make_views
 from lessmore.models.vlm import VLM
 from lessmore.prompts import class_names
@@ -72,7 +72,7 @@ class Course:
     training: Training
     chosen: list[int]
     """Numbers of the images."""
-    frame: Frame
+    frame: PromptFrame
     learned: dict[str, Tensor]
     optimiser: torch.optim.SGD
     step: int = 0
@@ -126,7 +126,7 @@ class Course:
         if self.training.method == "coop":
             logits = feature @ embed_classes(self.frame, self.learned["context"]).T
         else:
-            text = embed_classes(self.frame, conditioned(self.learned, feature))
+            text = embed_classes(self.frame, conditioned_context(self.learned, feature))
             logits = (text @ feature.unsqueeze(-1)).squeeze(-1)
         return F.cross_entropy(self.vlm.logit_scale * logits, labels)
 
@@ -159,7 +159,7 @@ def rate(training: Training, epoch: int) -> float:
 
 def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> Course:
     """A course before its first step."""
-    framed = frame(vlm, class_names(dataset.classes), training.words)
+    framed = frame_prompts(vlm, class_names(dataset.classes), training.words)
     learned = {"context": framed.start.clone()}
     if training.method == "cocoop":
         draw = torch.Generator().manual_seed(training.seed)

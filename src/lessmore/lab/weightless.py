@@ -16,9 +16,9 @@ from torch import Tensor
 from lessmore.config import Preset
 from lessmore.core.text import TextShape, TextTower
 from lessmore.core.vit import ViT
-from lessmore.methods import Method, Setup, make
+from lessmore.methods import Method, Setup, make_method
 from lessmore.methods.cocoop import new_network
-from lessmore.methods.context import WORDS, frame, write_context
+from lessmore.methods.context import WORDS, frame_prompts, write_context
 from lessmore.methods.registry import find_method
 from lessmore.models.load import load
 from lessmore.models.shapes import SHAPES
@@ -63,7 +63,7 @@ def blank_method(name: str, vlm: VLM, preset: Preset, classes: Sequence[str], op
     text = torch.zeros(len(classes), vlm.vision.shape.embed).to(vlm.vision.positions)
     with made_up_files(name, vlm) as files:
         own = {**options, **files}
-        return make(name, Setup(vlm.vision, text, vlm.logit_scale, preset, vlm, tuple(classes), options=own))
+        return make_method(name, Setup(vlm.vision, text, vlm.logit_scale, preset, vlm, tuple(classes), options=own))
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def made_up_files(name: str, vlm: VLM) -> Iterator[dict[str, str]]:
 
 
 def _write_untrained(name: str, vlm: VLM, folder: Path) -> Path:
-    start = frame(vlm, ["x"]).start
+    start = frame_prompts(vlm, ["x"]).start
     learned = {"context": torch.zeros(start.shape)}
     if name == "cocoop":
         learned |= new_network(vlm.vision.shape.embed, start.shape[1], torch.Generator())

@@ -1,8 +1,7 @@
 """Methods: how a stream of images becomes predictions. TCA and every baseline, one file each.
 
-A method holds its state as named tensors, states its `Facts`, and counts its own cost. Whatever two methods share
-goes into a file of its own, such as `views.py`. Tables, runs and files of results stay out; they are the business of
-`lab`.
+A method holds its state as named tensors, states its `Facts`, and counts its own cost. What two methods share has a
+file of its own, such as `views.py`. Tables, runs and result files belong to `lab`.
 Read `zeroshot.py` first, then `tca.py`; `registry.py` has the contract.
 """
 
@@ -36,7 +35,7 @@ from lessmore.methods.registry import (
     Outcome,
     Setup,
     list_methods,
-    make,
+    make_method,
     method_options,
     register_method,
     split_options,
@@ -51,7 +50,7 @@ __all__ = [
     "Outcome",
     "Setup",
     "list_methods",
-    "make",
+    "make_method",
     "method_options",
     "register_method",
     "split_options",

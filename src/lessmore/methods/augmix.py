@@ -1,6 +1,6 @@
 """AugMix on a batch of images, as test-time prompt tuning uses it: three chains of one to three mild operations, mixed.
 
-Images are levels 0…255 in whole numbers, as floats, so that operations give what Pillow's give on bytes.
+Images hold whole levels 0…255 as floats, so the operations agree with Pillow's on bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ CHAINS, DEPTH = 3, 3
 _BLOCK_LEVELS = 16  # posterised to four bits
 
 
-def mix(images: Tensor, draw: torch.Generator) -> Tensor:
-    """Images [B, 3, S, S] in whole levels → m·x + (1−m)·Σ w_i chain_i(x), with w ~ Dirichlet(1, 1, 1), m uniform."""
+def augmix(images: Tensor, draw: torch.Generator) -> Tensor:
+    """m·x + (1−m)·Σ wᵢ chainᵢ(x), with w ~ Dirichlet(1, 1, 1) and m uniform, drawn for each image.
+
+    Args:
+        images: x, `[B, 3, S, S]` in whole levels.
+        draw: Generator on the CPU, from which everything random comes.
+    """
     B = len(images)
     weights = -torch.rand(B, CHAINS, generator=draw, dtype=torch.float64).clamp_min(1e-12).log()
     weights = (weights / weights.sum(dim=1, keepdim=True)).to(images)
@@ -29,7 +34,7 @@ def mix(images: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _chain(images: Tensor, draw: torch.Generator) -> Tensor:
-    """Every image [B, 3, S, S] through one to three operations of its own."""
+    """Every image `[B, 3, S, S]` through one to three operations of its own."""
     B = len(images)
     depth = torch.randint(1, DEPTH + 1, (B,), generator=draw)
     for step in range(DEPTH):
@@ -46,7 +51,13 @@ def _chain(images: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def autocontrast(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """Every channel stretched to 0…255, [B, 3, S, S]."""
+    """Every channel stretched to 0…255.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Ignored.
+        sign: Ignored.
+    """
     low, high = x.amin(dim=(2, 3), keepdim=True), x.amax(dim=(2, 3), keepdim=True)
     # In double precision and by a true division, as Pillow does, because the fraction is cut off.
     span = (high - low).double().clamp_min(1)
@@ -56,7 +67,13 @@ def autocontrast(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
 
 
 def equalize(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """Every channel's histogram made level, [B, 3, S, S]."""
+    """Every channel's histogram equalised.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Ignored.
+        sign: Ignored.
+    """
     flat = x.flatten(2).long()
     counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.long, device=x.device)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
@@ -69,18 +86,36 @@ def equalize(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
 
 
 def posterize(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """Four bits a channel, [B, 3, S, S]."""
+    """Four bits per channel.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Ignored.
+        sign: Ignored.
+    """
     return (x / _BLOCK_LEVELS).floor() * _BLOCK_LEVELS
 
 
 def solarize(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """The brightest levels inverted, [B, 3, S, S]."""
+    """The brightest levels inverted.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Lowers the threshold from 256 by up to 25 levels, `[B]` in 0.1…1.
+        sign: Ignored.
+    """
     threshold = (256 - (25.6 * amount).floor()).to(x).view(-1, 1, 1, 1)
     return torch.where(x < threshold, x, 255 - x)
 
 
 def rotate(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """By up to two whole degrees about the centre, [B, 3, S, S]."""
+    """Rotated about the centre by up to two whole degrees.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: A third of the angle in degrees, before it is rounded down, `[B]` in 0.1…1.
+        sign: Direction, `[B]`, 1 or −1.
+    """
     angle = -sign * (3 * amount).floor() * math.pi / 180
     half = x.shape[-1] / 2
     cos, sin = angle.cos(), angle.sin()
@@ -89,22 +124,46 @@ def rotate(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
 
 
 def shear_x(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """Rows moved against each other by up to 3 % of their distance, [B, 3, S, S]."""
+    """Rows shifted in proportion to their height, by up to 3 %.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Fraction of the 3 %, `[B]` in 0.1…1.
+        sign: Direction, `[B]`, 1 or −1.
+    """
     return _affine(x, [1, 0.03 * sign * amount, 0, 0, 1, 0])
 
 
 def shear_y(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """Columns moved against each other by up to 3 % of their distance, [B, 3, S, S]."""
+    """Columns shifted in proportion to their position, by up to 3 %.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Fraction of the 3 %, `[B]` in 0.1…1.
+        sign: Direction, `[B]`, 1 or −1.
+    """
     return _affine(x, [1, 0, 0, 0.03 * sign * amount, 1, 0])
 
 
 def translate_x(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """By up to a thirtieth of the width, in whole pixels, [B, 3, S, S]."""
+    """Shifted sideways by whole pixels, up to a thirtieth of the width.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Fraction of the thirtieth, `[B]` in 0.1…1.
+        sign: Direction, `[B]`, 1 or −1.
+    """
     return _affine(x, [1, 0, sign * (amount * x.shape[-1] / 30).floor(), 0, 1, 0])
 
 
 def translate_y(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
-    """By up to a thirtieth of the height, in whole pixels, [B, 3, S, S]."""
+    """Shifted up or down by whole pixels, up to a thirtieth of the height.
+
+    Args:
+        x: Levels, `[B, 3, S, S]`.
+        amount: Fraction of the thirtieth, `[B]` in 0.1…1.
+        sign: Direction, `[B]`, 1 or −1.
+    """
     return _affine(x, [1, 0, 0, 0, 1, sign * (amount * x.shape[-1] / 30).floor()])
 
 

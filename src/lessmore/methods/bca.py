@@ -1,7 +1,7 @@
-"""BCA: class embeddings follow the images answered with them, and so does what an embedding says of the classes.
+"""BCA: class embeddings follow the images they answer, and so does what each embedding says about the classes.
 
 Zhou et al., "Bayesian Test-Time Adaptation for Vision-Language Models", CVPR 2025, arXiv 2503.09248. μ are the class
-embeddings (texts at first), P[m, y] says how far embedding m stands for class y (the identity at first), f is the
+embeddings (initially the texts), P[m, y] says how far embedding m stands for class y (initially the identity), f is the
 feature, s the scale of the logits:
 
     p = softmax(s · f·μ),    answer a = p·P,    y its most probable class
@@ -65,14 +65,14 @@ class BCAState(NamedTuple):
 
 @register_method("bca", BCAOptions)
 class BCA(FeatureStream[BCAState]):
-    """Answers first and learns then, from sure answers only."""
+    """Answers first, then learns, from confident answers only."""
 
     def __init__(self, setup: Setup, options: BCAOptions) -> None:
         self.options = options
         super().__init__(setup)
 
     def empty(self) -> BCAState:
-        """Embeddings that are the texts, each for its own class."""
+        """Embeddings that are the texts, each standing for its own class."""
         own, text, count = self.options, self.text, len(self.text)
         identity = torch.eye(count, dtype=text.dtype, device=text.device)
         return BCAState(
@@ -83,7 +83,13 @@ class BCA(FeatureStream[BCAState]):
         )
 
     def step(self, state: BCAState, feature: Tensor, logits: Tensor) -> Stepped[BCAState]:
-        """Answer, then move the embedding answered and what it stands for, in place."""
+        """Answer, then update the predicted class's embedding and what it stands for, in place.
+
+        Args:
+            state: The state before the image; changed in place.
+            feature: L2-normalised, `[E]`.
+            logits: Zero-shot, `[C]`; not read, because the embeddings have moved.
+        """
         own, (embeddings, counts, posteriors, weights) = self.options, state
         p = class_logits(feature[None], embeddings, self.setup.logit_scale).softmax(dim=-1)
         answer = (p @ posteriors)[0]

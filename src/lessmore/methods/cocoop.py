@@ -1,8 +1,8 @@
-"""CoCoOp: CoOp whose context moves with the image, by a small network on the image's feature.
+"""CoCoOp: CoOp with a context that depends on the image, through a small network on the image's feature.
 
     v_i(image) = v_i + W₂ · relu(W₁ f + b₁) + b₂
 
-So the text tower runs for every image.
+The text tower therefore runs for every image.
 """
 
 from __future__ import annotations
@@ -18,11 +18,20 @@ from lessmore.methods.context import embed_classes
 from lessmore.methods.coop import CoOp, CoOpOptions
 from lessmore.methods.registry import register_method
 
-_NARROW = 16  # the network's inner layer is the feature's length by this
+_NARROW = 16  # the network's inner layer is narrower than the feature by this factor
 
 
 def new_network(embed: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random weights from features [E] to vectors [D], as linear layers usually start."""
+    """Random weights, initialised like PyTorch's linear layers.
+
+    Args:
+        embed: E, length of the features that go in.
+        width: D, length of the shift that comes out, which is that of a context vector.
+        generator: Where the random numbers come from.
+
+    Returns:
+        `down.weight` `[E/16, E]`, `up.weight` `[D, E/16]` and their biases.
+    """
     inner = max(1, embed // _NARROW)
 
     def uniform(fan_in: int, *shape: int) -> Tensor:
@@ -36,8 +45,13 @@ def new_network(embed: int, width: int, generator: torch.Generator) -> dict[str,
     }
 
 
-def conditioned(learned: Mapping[str, Tensor], feature: Tensor) -> Tensor:
-    """The context for images with normalised features [..., E]: [..., n, D]."""
+def conditioned_context(learned: Mapping[str, Tensor], feature: Tensor) -> Tensor:
+    """The context for each image, `[..., n, D]`.
+
+    Args:
+        learned: `context` `[n, D]` and the weights of `new_network`.
+        feature: L2-normalised, `[..., E]`.
+    """
     inner = torch.relu(F.linear(feature, learned["down.weight"], learned["down.bias"]))
     shift = F.linear(inner, learned["up.weight"], learned["up.bias"])
     return learned["context"] + shift.unsqueeze(-2)
@@ -45,18 +59,22 @@ def conditioned(learned: Mapping[str, Tensor], feature: Tensor) -> Tensor:
 
 @register_method("cocoop", CoOpOptions)
 class CoCoOp(CoOp):
-    """The class whose prompt, learnt and moved by the image, is nearest; nothing is remembered."""
+    """The class whose prompt, learnt and shifted by the image, is nearest; nothing is remembered."""
 
     method = "cocoop"
 
     def prepare(self) -> None:
-        """Nothing can be embedded before an image is there."""
+        """Nothing: class embeddings need an image first."""
 
     def embeddings(self, feature: Tensor) -> Tensor:
         """Class embeddings [C, E] for an image's feature [E]."""
-        return embed_classes(self.frame, conditioned(self.learned, feature.to(self.frame.start.dtype)))
+        return embed_classes(self.frame, conditioned_context(self.learned, feature.to(self.frame.start.dtype)))
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """CoOp's, and all class prompts anew, moved by the network."""
+        """CoOp's, plus the network and all class prompts through the text tower, once per image.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         network = sum(v.numel() for k, v in self.learned.items() if k.endswith(".weight"))
         return super().macs(accounting) + self.frame.macs(self.setup, accounting) + network

@@ -2,7 +2,7 @@
 
     prompt of class c = [start mark] v₁ … vₙ [name of c] [.] [end mark]
 
-The vectors begin as the embeddings of a few words; the tower itself stays as it is.
+The vectors start as the embeddings of a few words; the tower itself is frozen.
 """
 
 from __future__ import annotations
@@ -28,32 +28,40 @@ from lessmore.storage.sealed import read_tensors, write_tensors
 from lessmore.storage.state import finite_problem
 
 WORDS = "a photo of a"
-"""What context vectors usually begin as."""
+"""What context vectors usually start as."""
 SCHEMA = "lessmore.context/2"
 _MOST = 1 << 28  # bytes of a file
 _REMEDY = "make one with lessmore train-prompt"
-_ROWS = 256  # prompts whose activations are kept at a time; those of more are computed again on the way back
+_ROWS = 256  # prompts whose activations are kept at a time; beyond that they are recomputed for the gradient
 
 
 @dataclass(frozen=True)
-class Frame:
-    """All that the prompts of a class list hold besides their context."""
+class PromptFrame:
+    """Everything in the prompts of a class list except their context."""
 
     tower: TextTower
-    """float32 at least, so that gradients are."""
+    """In float32 or wider, so that gradients are too."""
     tokens: Tensor
-    """[C, T]; the ids at the context's place stand for the words it begins as."""
+    """`[C, T]`; at the context's place, the ids of the words it starts as."""
     first: int
     """Position of the first context vector."""
     start: Tensor
     """The vectors of those words, [n, D]."""
 
     def macs(self, setup: Setup, accounting: Accounting = "matmul") -> int:
-        """Multiply-accumulates of all prompts, once: as long as they are or, in `paper`, at full length."""
+        """Multiply-accumulates of all prompts through the text tower, once.
+
+        Args:
+            setup: Gives the vision tower, which the count needs for its shape only.
+            accounting: `matmul` counts prompts at their own length, `paper` at the tower's full context length.
+        """
         return self._costs(setup, accounting).text
 
     def gradient_macs(self, setup: Setup) -> int:
-        """Those of embedding all prompts and going back to their words; many prompts are embedded twice for it."""
+        """Those of embedding all prompts and backpropagating to their words.
+
+        More prompts than are kept in memory at a time are embedded twice, because their activations are recomputed.
+        """
         spent = self._costs(setup, "matmul")
         return (1 if len(self.tokens) <= _ROWS else 2) * spent.text + spent.text_gradient
 
@@ -63,43 +71,57 @@ class Frame:
         return costs(setup.vision.shape, PLAIN, text=shape, prompts=C, accounting=accounting)
 
 
-def frame(vlm: VLM, classes: Sequence[str], words: str = WORDS) -> Frame:
-    """Frame the classes for a context that begins as `words`."""
+def frame_prompts(vlm: VLM, classes: Sequence[str], words: str = WORDS) -> PromptFrame:
+    """Prompts of a class list with room for a context.
+
+    Args:
+        vlm: The model; its tokenizer and text tower are used.
+        classes: Class names, cleaned.
+        words: What the context starts as; its token count is the context's length n.
+
+    Raises:
+        ModelError: The tokenizer cuts the words off, or merges them with a class name.
+    """
     empty, alone, twice, *rows = vlm.tokenize(["", words, f"{words} {words}", *(f"{words} {c}." for c in classes)])
     first, end = _shared(empty, alone), _shared(alone, twice)
     if not first < end < len(alone) or any(_shared(alone, row) < end for row in rows):
         raise ModelError(
-            f"the tokenizer leaves no room behind {words!r}, or joins it with a name; begin with other words"
+            f"the tokenizer leaves no room after {words!r}, or joins it with a name; begin with other words"
         )
-    tower = widened(vlm.text)
+    tower = at_least_float32(vlm.text)
     tokens = tower.trim(torch.stack(rows)).to(vlm.device)
-    return Frame(tower, tokens, first, tower.embed(tokens[0, first:end]).detach())
+    return PromptFrame(tower, tokens, first, tower.embed(tokens[0, first:end]).detach())
 
 
-def widened(tower: TextTower) -> TextTower:
-    """The tower itself, or a float32 copy of one that is narrower."""
+def at_least_float32(tower: TextTower) -> TextTower:
+    """The tower itself, or a float32 copy of a half-precision one."""
     dtype = torch.promote_types(tower.positions.dtype, torch.float32)
     return tower if dtype == tower.positions.dtype else copy.deepcopy(tower).to(dtype)
 
 
 def _shared(a: Tensor, b: Tensor) -> int:
-    """How many ids two rows [T] begin alike with."""
+    """Length of the common prefix of two rows of ids `[T]`."""
     return int(torch.eq(a, b).cumprod(dim=0).sum())
 
 
-def embed_classes(frame: Frame, context: Tensor) -> Tensor:
-    """Context [..., n, D] → normalised class embeddings [..., C, E]."""
+def embed_classes(frame: PromptFrame, context: Tensor) -> Tensor:
+    """Normalised class embeddings, `[..., C, E]`.
+
+    Args:
+        frame: The class list's prompts.
+        context: Context vectors, `[..., n, D]`; leading dimensions are images with a context each.
+    """
     embedded = frame.tower.embed(frame.tokens).expand(*context.shape[:-2], -1, -1, -1)
     C, n = len(frame.tokens), context.shape[-2]
     vectors = context.unsqueeze(-3).expand(*context.shape[:-2], C, -1, -1)
-    before, behind = embedded[..., : frame.first, :], embedded[..., frame.first + n :, :]
-    x = torch.cat([before, vectors, behind], dim=-2)
+    before, after = embedded[..., : frame.first, :], embedded[..., frame.first + n :, :]
+    x = torch.cat([before, vectors, after], dim=-2)
     features = _encode(frame.tower, x.flatten(0, -3), frame.tokens.repeat(x.shape[:-3].numel(), 1))
     return F.normalize(features, dim=-1).view(*x.shape[:-2], -1)
 
 
 def _encode(tower: TextTower, x: Tensor, tokens: Tensor) -> Tensor:
-    """Embeddings [B, T, D] → features [B, E], in parts where there are many."""
+    """Embeddings `[B, T, D]` → features `[B, E]`; many are encoded in parts."""
     if len(x) <= _ROWS:
         return tower.encode_embeddings(x, tokens)
     parts = zip(x.split(_ROWS), tokens.split(_ROWS), strict=True)
@@ -108,12 +130,30 @@ def _encode(tower: TextTower, x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def write_context(path: Path, vlm: VLM, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a learned context: `context` [n, D] and what else belongs to it; `facts` name its `words`."""
+    """Write a learned context to a sealed file.
+
+    Args:
+        path: The file.
+        vlm: The model it was learnt with, named in the file by its text tower.
+        tensors: `context` `[n, D]` and what else belongs to it.
+        facts: At least `method` and `words`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     write_tensors(path, tensors, SCHEMA, {**facts, "text_tower": _identity(vlm)})
 
 
 def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file that was learnt with this model's text tower, be it in another precision."""
+    """Tensors and facts of a file that was learnt with this model's text tower, in whatever precision.
+
+    Args:
+        path: A file of `write_context`.
+        vlm: The model; tensors are put on its device.
+
+    Raises:
+        ConfigError: The file is missing, damaged, or belongs to another text tower.
+    """
     try:
         tensors, facts = read_tensors(path, SCHEMA, _MOST, _REMEDY)
     except FileNotFoundError as error:
@@ -135,6 +175,6 @@ def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def _identity(vlm: VLM) -> dict[str, str]:
-    """What a context belongs to; weights can be told apart in the same precision only."""
+    """The text tower a context belongs to; weights can be compared only at the same precision."""
     tower = vlm.text
     return {"shape": repr(tower.shape), "dtype": str(tower.positions.dtype), "weights": vlm.text_fingerprint()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError
-from lessmore.methods.context import Frame, embed_classes, frame, read_context
+from lessmore.methods.context import PromptFrame, embed_classes, frame_prompts, read_context
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
 
@@ -24,7 +24,7 @@ class CoOpOptions:
     context: str = ""
     """File of the learned context; it serves any class list of the model it was learnt with."""
     sha256: str = ""
-    """Of that file: found out where it is not given, so that results say what made them, and else it must agree."""
+    """Hash of that file, which goes into results. Computed if not given; if given, it must match."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -43,12 +43,21 @@ class CoOpOptions:
         object.__setattr__(self, "sha256", found)
 
 
-def load_learned(setup: Setup, path: str, method: str) -> tuple[Frame, dict[str, Tensor]]:
-    """The frame of the setup's classes and the learned tensors, which must be of the method named."""
+def load_learned(setup: Setup, path: str, method: str) -> tuple[PromptFrame, dict[str, Tensor]]:
+    """The prompts of the setup's classes, and the learned tensors.
+
+    Args:
+        setup: Gives the model and the class names.
+        path: A file of `lessmore train-prompt`.
+        method: The method that must have learnt it, `coop` or `cocoop`.
+
+    Raises:
+        ConfigError: The file cannot be used, or another method wrote it.
+    """
     tensors, facts = read_context(Path(path), setup.model)
     if facts["method"] != method:
-        raise ConfigError(f"{path} was learnt by {facts['method']}, not {method}; choose that method, or train anew")
-    framed = frame(setup.model, setup.classes, facts["words"])
+        raise ConfigError(f"{path} was learnt by {facts['method']}, not {method}; choose that method, or train again")
+    framed = frame_prompts(setup.model, setup.classes, facts["words"])
     return framed, {name: tensor.to(framed.start) for name, tensor in tensors.items()}
 
 
@@ -85,6 +94,10 @@ class CoOp(Episodic):
         return Outcome(logits, learned.softmax(dim=-1), logits.softmax(dim=-1), None, encoded.steps)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """One pass of the tower, and the learned logits beside the zero-shot ones."""
+        """One pass of the tower, and the learned logits in addition to the zero-shot ones.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         beside = self.setup.text.numel() if accounting == "matmul" else 0
         return self.setup.image_macs(accounting) + beside

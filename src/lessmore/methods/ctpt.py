@@ -29,7 +29,7 @@ class CTPTOptions(TPTOptions):
 
 
 def dispersion(text: Tensor) -> Tensor:
-    """Mean distance of the class embeddings [C, E] from their mean: []."""
+    """Mean distance of the class embeddings `[C, E]` from their mean, `[]`."""
     return (text - text.mean(dim=0)).norm(dim=-1).mean()
 
 
@@ -40,5 +40,10 @@ class CTPT(TPT):
     options: CTPTOptions
 
     def loss(self, logits: Tensor, text: Tensor) -> Tensor:
-        """What is minimised, from the chosen views' logits [v, C] and the class embeddings [C, E]."""
+        """What one image's step minimises: TPT's loss less the weighted dispersion.
+
+        Args:
+            logits: Of the chosen views, `[v, C]`.
+            text: Class embeddings under the present context, `[C, E]`.
+        """
         return marginal_entropy(logits) - self.options.dispersion * dispersion(text)

@@ -1,6 +1,6 @@
-"""Diff-TPT: TPT whose views are joined by variations of the image that a diffusion model drew beforehand.
+"""Diff-TPT: TPT with extra views, variations of the image that a diffusion model generated beforehand.
 
-Of all views only those are used whose logits point the image's way (cosine), and of these the most confident.
+Only views whose logits are similar to the image's (by cosine) are used, and of these the most confident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lessmore.data.formats import ENDINGS
 from lessmore.data.images import load_image
 from lessmore.errors import ConfigError, ImageError
 from lessmore.methods.registry import Setup, register_method
-from lessmore.methods.tpt import TPT, TPTOptions, confident
+from lessmore.methods.tpt import TPT, TPTOptions, confident_views
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,18 @@ class DiffTPTOptions(TPTOptions):
 
 
 def image_key(image: PIL.Image.Image) -> str:
-    """The name of an image by what it shows: 16 hexadecimal digits of its size and RGB values."""
+    """A name for an image by its content: 16 hexadecimal digits of a hash of its size and RGB values."""
     image = load_image(image)
     return hashlib.sha256(f"{image.width} {image.height} ".encode() + image.tobytes()).hexdigest()[:16]
 
 
-def similar(logits: Tensor, share: float) -> Tensor:
-    """The first view and, of the others, the ⌊share·(V−1)⌋ whose logits [V, C] have the largest cosine with its own."""
+def similar_views(logits: Tensor, share: float) -> Tensor:
+    """Numbers of the views most similar to the first one, which comes first itself.
+
+    Args:
+        logits: Of all views, `[V, C]`.
+        share: Fraction of the other V−1 views to keep, rounded down; those with the largest cosine stay.
+    """
     alike = F.cosine_similarity(logits[1:], logits[:1], dim=-1)
     order = alike.sort(descending=True, stable=True).indices[: int(share * len(alike))]
     return torch.cat([order.new_zeros(1), order + 1])
@@ -61,7 +66,7 @@ def similar(logits: Tensor, share: float) -> Tensor:
 
 @register_method("diff-tpt", DiffTPTOptions)
 class DiffTPT(TPT):
-    """TPT with more views and another choice among them."""
+    """TPT with more views and another way to choose among them."""
 
     options: DiffTPTOptions
 
@@ -70,7 +75,16 @@ class DiffTPT(TPT):
         self.facts = replace(self.facts, views=options.views + options.variations)
 
     def views(self, image: PIL.Image.Image | Tensor, seed: int) -> Tensor:
-        """TPT's views and the variations that lie in the folder, [V, 3, S, S]."""
+        """TPT's views and the variations from the folder, `[V, 3, S, S]`.
+
+        Args:
+            image: RGB; preprocessed pixels are refused, because the folder is found by the image's content.
+            seed: Seeds the random crops, together with the image.
+
+        Raises:
+            ImageError: Preprocessed pixels were given.
+            ConfigError: The folder has too few variations of this image.
+        """
         if isinstance(image, Tensor):
             raise ImageError(
                 "diff-tpt finds variations by the image's own pixels; give the image, not preprocessed ones"
@@ -80,7 +94,7 @@ class DiffTPT(TPT):
         return torch.cat([plain, torch.stack(drawn).to(plain)])
 
     def _files(self, key: str) -> list[Path]:
-        """The first `variations` images of the folder of that name, in the order of their names."""
+        """The first `variations` image files of the folder named `key`, sorted by name."""
         place, wanted = Path(self.options.folder) / key, self.options.variations
         files = sorted(f for f in place.glob("*") if f.name.lower().endswith(ENDINGS)) if place.is_dir() else []
         if len(files) < wanted:
@@ -91,6 +105,6 @@ class DiffTPT(TPT):
         return files[:wanted]
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Numbers of the views to use, given all their logits [V, C]."""
-        alike = similar(logits, self.options.similar)
-        return alike[confident(logits[alike], self.options.selection)]
+        """Numbers of the views to use, from the logits `[V, C]` of all of them."""
+        alike = similar_views(logits, self.options.similar)
+        return alike[confident_views(logits[alike], self.options.selection)]

@@ -86,8 +86,14 @@ def discriminant(feature: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
     return ((feature - means / 2) * towards).sum(dim=1)
 
 
-def learn_(state: DOTAState, feature: Tensor, p: Tensor) -> None:
-    """Let a feature `[E]` with answers p `[C]` into all classes, in place."""
+def update_gaussians_(state: DOTAState, feature: Tensor, p: Tensor) -> None:
+    """Update the Gaussians of all classes with one image, in place.
+
+    Args:
+        state: The Gaussians.
+        feature: f, `[E]`.
+        p: Zero-shot probabilities, `[C]`: how much the image counts for each class.
+    """
     weights, means, covariances = state
     shared = len(covariances) == 1
     d = feature - means
@@ -104,26 +110,32 @@ def learn_(state: DOTAState, feature: Tensor, p: Tensor) -> None:
 
 @register_method("dota", DOTAOptions)
 class DOTA(FeatureStream[DOTAState]):
-    """Answers with the Gaussians as they were before the image, then lets it into them."""
+    """Answers with the Gaussians as they were before the image, then updates them."""
 
     def __init__(self, setup: Setup, options: DOTAOptions) -> None:
         self.options = options
         super().__init__(setup)
 
     def empty(self) -> DOTAState:
-        """Gaussians that have seen as much as one image each."""
+        """Gaussians that weigh as much as one image each."""
         (C, E), own = self.text.shape, self.options
         means = self.text.clone() if own.means == "texts" else torch.full_like(self.text, 0.001)
         spread = own.sigma * torch.eye(E, dtype=self.text.dtype, device=self.text.device)
         return DOTAState(self.text.new_ones(C), means, spread.repeat(C if own.covariance == "class" else 1, 1, 1))
 
     def step(self, state: DOTAState, feature: Tensor, logits: Tensor) -> Stepped[DOTAState]:
-        """Answer, then learn in place."""
+        """Answer, then learn in place.
+
+        Args:
+            state: The Gaussians before the image; changed in place.
+            feature: L2-normalised, `[E]`.
+            logits: Zero-shot, `[C]`.
+        """
         own, identity = self.options, torch.eye(len(feature), dtype=feature.dtype, device=feature.device)
         covariance = torch.lerp(state.covariances.mean(dim=0), identity, own.epsilon)
         weight = (own.rho * state.weights.mean()).clamp_max(own.eta)
         scores = (logits + weight * discriminant(feature, state.means, covariance)).softmax(dim=-1)
-        learn_(state, feature, logits.softmax(dim=-1))
+        update_gaussians_(state, feature, logits.softmax(dim=-1))
         return Stepped(scores, state)
 
     def matmul_macs(self) -> int:

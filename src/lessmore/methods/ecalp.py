@@ -1,16 +1,16 @@
 """ECALP: labels spread from the class texts to the images, along a graph that grows with the stream.
 
 Li et al., "Efficient and Context-Aware Label Propagation for Zero-/Few-Shot Training-Free Adaptation of Vision-Language
-Models", ICLR 2025, arXiv 2412.18303. The nodes are the C texts t_c and the images so far; the present image is there
-twice, once to stay and once to be answered. Every image points at its k nearest images, itself among them, and at its
-nearest texts, with the weights A:
+Models", ICLR 2025, arXiv 2412.18303. The nodes are the C texts t_c and the images so far; the present image has two
+nodes, one that stays and one to be answered. Every image points at its k nearest images, which may include itself, and
+at its nearest texts, with the weights A:
 
     image a → image b:  s(a, b)^γ,  s the cosine of w∘f and f', f the older of the two features; w = var_c t_c
     image a → text c:   (f_a·t_c)^γ
 
-With W = A + A' and D the diagonal of its row sums, W̃ = D^−½ W D^−½. Labels Y are one-hot for texts and, for an image
-that was there before, its most probable class of last time at a fifth of its value. Three times over, images take
-Y ← W̃·Y, and texts keep theirs. The answer is the Y of the present image.
+With W = A + A' and D the diagonal of its row sums, W̃ = D^−½ W D^−½. Labels Y are one-hot for texts. An earlier image
+starts from its most probable class at the last step, with a fifth of that probability. In each of three rounds, images
+take Y ← W̃·Y and texts keep their labels. The answer is the Y of the present image.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Edges(NamedTuple):
     """Weights of these edges, `[n, texts]`."""
 
 
-def best(similarities: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def k_nearest(similarities: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest similarities of every row, the first of equal ones first, and their places; −∞ fills up.
 
     Args:
@@ -173,7 +173,13 @@ class ECALP(FeatureStream[ECALPState]):
         super().restore(state)
 
     def step(self, state: ECALPState, feature: Tensor, logits: Tensor) -> Stepped[ECALPState]:
-        """Take the image into the graph, pass labels on, and keep what the images made of them; all in place."""
+        """Add the image to the graph, propagate labels, and keep the labels of the images; all in place.
+
+        Args:
+            state: The graph before the image; changed in place.
+            feature: L2-normalised, `[E]`.
+            logits: Zero-shot, `[C]`.
+        """
         own, seen = self.options, int(state.seen)
         place, n = seen % own.capacity, min(seen + 1, own.capacity)
         self._place_(state, place, feature, logits)
@@ -188,27 +194,27 @@ class ECALP(FeatureStream[ECALPState]):
         return Stepped(scores, state._replace(seen=state.seen + 1), torch.ones_like(total, dtype=torch.bool))
 
     def _place_(self, state: ECALPState, place: int, feature: Tensor, logits: Tensor) -> None:
-        """Put the image in its place, and forget who was there."""
+        """Put the image in its place in the ring, and forget the one that was there."""
         state.features[place] = F.normalize(self.telling * feature, dim=0)
         state.similarities.masked_fill_(state.nearest == place, -torch.inf)
         state.similarities[place] = -torch.inf
         state.beliefs[place] = 0
         cosines = logits[None] / self.setup.logit_scale
-        nearest, similarities = best(cosines, torch.arange(len(logits), device=logits.device)[None], len(logits))
+        nearest, similarities = k_nearest(cosines, torch.arange(len(logits), device=logits.device)[None], len(logits))
         few = state.text_nearest.shape[1]
         state.text_nearest[place], state.text_similarities[place] = nearest[0, :few], similarities[0, :few]
 
     def _graph(self, state: ECALPState, near: Tensor, place: int) -> Edges:
-        """The edges of n images and, as the last one, of the present image once more."""
+        """The edges of n images and, last, of the present image's second node."""
         n, k = len(near), self.options.images
         here, again = torch.full_like(near, place, dtype=torch.int64), torch.full_like(near, n, dtype=torch.int64)
-        nearest, similarities = best(
+        nearest, similarities = k_nearest(
             torch.cat([state.similarities[:n], near, near], dim=1),
             torch.cat([state.nearest[:n], here, again], dim=1),
             k,
         )
         everyone = torch.arange(n + 1, device=near.device)[None]
-        own_nearest, own_similarities = best(torch.cat([near, near[place, None]]).T, everyone, k)
+        own_nearest, own_similarities = k_nearest(torch.cat([near, near[place, None]]).T, everyone, k)
         nearest[place], similarities[place] = own_nearest[0], own_similarities[0]
         rows = torch.cat([torch.arange(n, device=near.device), here[:1, 0]])
         return Edges(
@@ -219,18 +225,18 @@ class ECALP(FeatureStream[ECALPState]):
         )
 
     def _remember_(self, state: ECALPState, near: Tensor, place: int) -> None:
-        """Let the present image, once, into the neighbours of all, and all into its own."""
+        """Add the present image, once, to the neighbours of the others, and find its own among them."""
         n, k = len(near), self.options.images
         here = torch.full_like(near, place, dtype=torch.int64)
-        nearest, similarities = best(
+        nearest, similarities = k_nearest(
             torch.cat([state.similarities[:n], near], dim=1), torch.cat([state.nearest[:n], here], dim=1), k
         )
-        own_nearest, own_similarities = best(near.T, torch.arange(n, device=near.device)[None], k)
+        own_nearest, own_similarities = k_nearest(near.T, torch.arange(n, device=near.device)[None], k)
         nearest[place], similarities[place] = own_nearest[0], own_similarities[0]
         state.nearest[:n], state.similarities[:n] = nearest, similarities
 
     def _weights(self, similarities: Tensor) -> Tensor:
-        """Similarities to their power; images that point away from each other have no edge."""
+        """Similarities to the power γ; images that point away from each other have no edge."""
         return similarities.clamp_min(0) ** self.options.gamma
 
     def matmul_macs(self) -> int:
@@ -238,6 +244,6 @@ class ECALP(FeatureStream[ECALPState]):
         return self.options.capacity * self.text.shape[1]
 
     def solver_macs(self) -> int:
-        """Labels along every edge, there and back, in every round, of a full graph: 2·rounds·(N + 1)·k·C."""
+        """Labels along every edge of a full graph, in both directions, in every round: 2·rounds·(N + 1)·k·C."""
         own = self.options
         return 2 * own.rounds * (own.capacity + 1) * own.images * len(self.text)

@@ -1,4 +1,4 @@
-"""What online methods on final features have in common: they differ in their state, and in one step of it."""
+"""What online methods on final features have in common; they differ in their state and in one step of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=NamedTuple)
 
 
 class Stepped(NamedTuple, Generic[S]):
-    """One image, settled against the state."""
+    """One image, answered and learnt from."""
 
     scores: Tensor
     """Final probabilities, `[C]`."""
@@ -72,7 +72,7 @@ class FeatureStream(ABC, Generic[S]):
         return self.answer(encode(self.setup.vision, pixels, self.setup.preset.condensation))
 
     def answer(self, encoded: Encoded) -> Outcome:
-        """The same for an encoded image. One whose feature is not finite changes nothing."""
+        """Answer an encoded image and learn from it. One whose feature is not finite changes nothing."""
         feature = encoded.feature[0]
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         zero_shot = logits.softmax(dim=-1)
@@ -108,25 +108,29 @@ class FeatureStream(ABC, Generic[S]):
         return None
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """One pass of the tower and, in `matmul`, one step."""
+        """One pass of the tower and, in `matmul`, one step.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         own = self.matmul_macs() + self.solver_macs() if accounting == "matmul" else 0
         return self.setup.image_macs(accounting) + own
 
     def count(self) -> Tensor:
-        """A zero to count images with, `[]` int64."""
+        """A zero for counting images, `[]` int64."""
         return torch.zeros((), dtype=torch.int64, device=self.text.device)
 
 
-def progress(images: Tensor, classes: int, horizon: int) -> Tensor:
-    """How far a stream has come, from 0 to 1: what some methods weigh their own estimates with.
+def stream_progress(images: Tensor, classes: int, horizon: int) -> Tensor:
+    """How far a stream has come, from 0 to 1, as some methods weigh their own estimates.
 
-    t/T where the number T of images is known. Where it is not, t/(t + C): the weight that t images have beside one
-    image of every class taken for granted (Laplace's rule of succession).
+    With a known number T of images it is t/T. Otherwise it is t/(t + C): the weight that t images have against one
+    assumed image of every class (Laplace's rule of succession).
 
     Args:
-        images: t, images seen so far with the present one, `[]`.
+        images: t, images seen so far including the present one, `[]`.
         classes: C, the number of classes.
-        horizon: T, or 0 where nobody knows.
+        horizon: T, or 0 where it is unknown.
     """
     t = images.to(torch.float64)
     return (t / horizon).clamp_max(1) if horizon else t / (t + classes)

@@ -1,13 +1,13 @@
-"""LSA: how frequent each class is among the images so far is estimated from zero-shot's answers, and divided out.
+"""LSA: estimates from zero-shot's answers how frequent each class has been so far, and divides that out.
 
 Han et al., "Label Shift Aware Adaptation for Online Zero-shot Learning with CLIP", arXiv 2606.15169. p_i are
-zero-shot's answers to the t images so far, C the number of classes. Starting from the even distribution π = 1/C, three
-times over:
+zero-shot's answers to the t images so far, C the number of classes. Three times, starting from the uniform distribution
+π = 1/C:
 
     g_i ∝ π · p_i                                       every answer under the present estimate
-    π = λ · mean_i g_i + (1 − λ)/C,    λ = λ₀·t/N       its mean, drawn towards the even distribution
+    π = λ · mean_i g_i + (1 − λ)/C,    λ = λ₀·t/N       its mean, shrunk towards the uniform distribution
 
-The answer to the t-th image is then ∝ p_t / π: a class that the model answers too often loses by it.
+The answer to the t-th image is then ∝ p_t / π, so a class that the model predicts too often loses probability.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lessmore.errors import ConfigError
-from lessmore.methods.feature_stream import FeatureStream, Stepped, progress
+from lessmore.methods.feature_stream import FeatureStream, Stepped, stream_progress
 from lessmore.methods.registry import Setup, register_method
 
 
@@ -89,12 +89,18 @@ class LSA(FeatureStream[LSAState]):
         return LSAState(self.count(), self.text.new_zeros(self.options.capacity, len(self.text)))
 
     def step(self, state: LSAState, feature: Tensor, logits: Tensor) -> Stepped[LSAState]:
-        """Keep the answer, estimate the frequencies, divide."""
+        """Keep the answer, estimate the frequencies, divide.
+
+        Args:
+            state: The answers so far; changed in place.
+            feature: Not read.
+            logits: Zero-shot, `[C]`.
+        """
         own, images = self.options, state.images + 1
         plain = logits.softmax(dim=-1)
         place = (state.images % own.capacity).view(1)
         answers = state.answers.index_copy_(0, place, plain[None].to(state.answers.dtype))
-        weight = own.strength * progress(images, len(logits), own.horizon).to(logits.dtype)
+        weight = own.strength * stream_progress(images, len(logits), own.horizon).to(logits.dtype)
         share = label_shift(answers, images.clamp_max(own.capacity), weight, own.rounds)
         scores = (logits - share.log()).softmax(dim=-1)
         return Stepped(scores, LSAState(images, answers), torch.ones_like(images, dtype=torch.bool))

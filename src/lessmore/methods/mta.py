@@ -1,4 +1,4 @@
-"""MTA: the mode of an image's views by MeanShift, in which every view counts as much as it fits the others."""
+"""MTA: the mode of an image's views by MeanShift, where a view counts for more the better it agrees with the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
-from lessmore.methods.views import ViewOptions, make_views, of_plain
+from lessmore.methods.views import ViewOptions, first_view_steps, make_views
 from lessmore.methods.zeroshot import zero_shot_logits
 
 _ROUNDS = 5
@@ -43,7 +43,16 @@ class MTAOptions(ViewOptions):
 
 
 def find_mode(features: Tensor, logits: Tensor, options: MTAOptions) -> tuple[Tensor, Tensor]:
-    """Features [V, E] of length 1, the plain image's first, and logits [V, C] → mode [E] of length 1, weights [V]."""
+    """The mode of an image's views, and how much each view counted.
+
+    Args:
+        features: L2-normalised, `[V, E]`, the plain image's first.
+        logits: Of the same views, `[V, C]`.
+        options: MTA's settings.
+
+    Returns:
+        The mode, L2-normalised, `[E]`, and the weights of the views, `[V]`, which sum to 1.
+    """
     V = len(features)
     widths = bandwidths(features, options.neighbours)
     answers = logits.softmax(dim=-1)
@@ -67,14 +76,19 @@ def find_mode(features: Tensor, logits: Tensor, options: MTAOptions) -> tuple[Te
 
 
 def bandwidths(features: Tensor, neighbours: float) -> Tensor:
-    """Half the mean squared distance of every view [V, E] to the nearest share of the others, [V]."""
+    """Squared bandwidth of every view, `[V]`: half its mean squared distance to its nearest neighbours.
+
+    Args:
+        features: Of the views, `[V, E]`.
+        neighbours: Fraction of the other views that count as neighbours; at least one does.
+    """
     squared = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").square()
     k = max(1, int(neighbours * (len(features) - 1)))
     return (0.5 * squared.sort(dim=1).values[:, 1 : k + 1].mean(dim=1)).clamp_min(_NARROWEST)
 
 
 def _settle(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Repeat a step until nothing moves, or a few times; what has arrived stays, without asking the host."""
+    """Repeat a step until nothing moves, at most five times. The test stays on the device, so the host never waits."""
     moving = torch.ones((), dtype=torch.bool, device=x.device)
     for _ in range(_ROUNDS):
         new = torch.where(moving, step(x), x)
@@ -93,7 +107,12 @@ class MTA(Episodic):
         self.facts = Facts(training_free=True, kind="episodic", views=options.views)
 
     def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, [V, 3, S, S]."""
+        """The plain image and random crops of it, `[V, 3, S, S]`.
+
+        Args:
+            image: RGB, or preprocessed pixels `[3, S, S]`.
+            seed: Seeds the crops, together with the image.
+        """
         return make_views(self.setup.model, image, seed, self.options)
 
     def predict(self, pixels: Tensor) -> Outcome:
@@ -102,10 +121,14 @@ class MTA(Episodic):
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
         mode, _ = find_mode(encoded.feature, logits, self.options)
         scores = (self.setup.logit_scale * (mode @ self.setup.text.to(mode.dtype).T)).softmax(dim=-1)
-        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
+        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, first_view_steps(encoded.steps))
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """A pass of the tower for every view and, in `matmul`, the views' agreement and the way to the mode."""
+        """A pass of the tower for every view and, in `matmul`, the agreement of the views and the search for the mode.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         V, E, C = self.options.views, self.setup.vision.shape.embed, len(self.setup.text)
         search = V * V * C + _ROUNDS**2 * (V * V + V * E) + C * E
         return V * self.setup.image_macs(accounting) + (search if accounting == "matmul" else 0)

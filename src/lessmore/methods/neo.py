@@ -55,9 +55,14 @@ class NEO(FeatureStream[NEOState]):
         return NEOState(self.count(), torch.zeros_like(self.text[0]))
 
     def step(self, state: NEOState, feature: Tensor, logits: Tensor) -> Stepped[NEOState]:
-        """Move the mean, then answer with what the feature has beyond it.
+        """Update the mean, then classify what is left of the feature without it.
 
-        The first image is its own mean and would leave nothing; it gets zero-shot's answer.
+        The first image is its own mean, and nothing would be left; it gets zero-shot's answer.
+
+        Args:
+            state: The mean before the image.
+            feature: L2-normalised, `[E]`.
+            logits: Not read.
         """
         images = state.images + 1
         weight = (1 / images.to(feature.dtype)).clamp_min(self.options.momentum)

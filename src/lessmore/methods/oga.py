@@ -63,8 +63,13 @@ class Discriminant(NamedTuple):
     """−½ μ_k'Λμ_k, `[C]`."""
 
 
-def insert_(state: OGAState, feature: Tensor, p: Tensor) -> Tensor:
-    """Let a feature `[E]` with answer p `[C]` into its class, if its entropy is below the highest there.
+def insert_feature_(state: OGAState, feature: Tensor, p: Tensor) -> Tensor:
+    """Let an image into the memory of its predicted class, if its entropy is below the highest there.
+
+    Args:
+        state: The memory; changed in place.
+        feature: L2-normalised, `[E]`.
+        p: Zero-shot probabilities, `[C]`.
 
     Returns:
         Whether it entered, `[]` bool.
@@ -78,14 +83,25 @@ def insert_(state: OGAState, feature: Tensor, p: Tensor) -> Tensor:
 
 
 def class_means(state: OGAState, text: Tensor, full: bool) -> Tensor:
-    """μ_k, `[C, E]`; full: divide by M, not by what a class holds."""
+    """μ_k, `[C, E]`.
+
+    Args:
+        state: The memory.
+        text: Class embeddings, `[C, E]`, which stand in where a class holds fewer than 2 features.
+        full: Divide by the capacity M instead of the number of features a class holds.
+    """
     held = state.entropies.isfinite().sum(dim=1, keepdim=True)
     over = state.entropies.shape[1] if full else held.clamp_min(1)
     return torch.where(held >= 2, state.features.sum(dim=1) / over, text)
 
 
-def solved(state: OGAState, means: Tensor) -> Tensor:
-    """Λμ_k for means `[C, E]`, `[C, E]`."""
+def precision_times(state: OGAState, means: Tensor) -> Tensor:
+    """Λμ_k, `[C, E]`.
+
+    Args:
+        state: The memory that Λ is estimated from.
+        means: μ_k, `[C, E]`.
+    """
     dimension, used = means.shape[1], state.entropies.isfinite()
     n = int(used.sum())
     left = torch.where(used[..., None], state.features - means[:, None], 0).flatten(0, 1)
@@ -104,7 +120,7 @@ def solved(state: OGAState, means: Tensor) -> Tensor:
 
 @register_method("oga", OGAOptions)
 class OGA(FeatureStream[OGAState]):
-    """Lets the image into the memory first and answers it then, as the public code does."""
+    """Stores the image first and answers it second, as the public code does."""
 
     state_problem = staticmethod(finite_but("entropies"))
 
@@ -123,12 +139,18 @@ class OGA(FeatureStream[OGAState]):
         if self.text.is_meta:  # only costs are asked for
             return Discriminant(self.text, self.text[:, 0])
         means = class_means(self.stream, self.text, self.options.full_mean)
-        direction = solved(self.stream, means)
+        direction = precision_times(self.stream, means)
         return Discriminant(direction, -(means * direction).sum(dim=1) / 2)
 
     def step(self, state: OGAState, feature: Tensor, logits: Tensor) -> Stepped[OGAState]:
-        """Store in place, fit again if that changed anything, answer."""
-        entered = insert_(state, feature, logits.softmax(dim=-1))
+        """Store in place, refit the Gaussians if that changed anything, answer.
+
+        Args:
+            state: The memory before the image; changed in place.
+            feature: L2-normalised, `[E]`.
+            logits: Zero-shot, `[C]`.
+        """
+        entered = insert_feature_(state, feature, logits.softmax(dim=-1))
         if bool(entered):
             self.gaussians = self.fitted()
         direction, offset = self.gaussians
@@ -141,7 +163,7 @@ class OGA(FeatureStream[OGAState]):
         self.gaussians = self.fitted()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()` of whatever device."""
+        """Go on from a `state()`, from any device."""
         super().restore(state)
         self.gaussians = self.fitted()
 

@@ -1,7 +1,7 @@
-"""OnZeta: answers are balanced over the classes while they come in, and class embeddings move towards the images.
+"""OnZeta: balances the answers over the classes as images arrive, and moves class embeddings towards the images.
 
 Qian and Hu, "Online Zero-Shot Classification with CLIP", ECCV 2024. p is zero-shot's answer to the t-th image, f its
-feature, C the number of classes, W the vision proxies (class embeddings at first), s the scale of the logits:
+feature, C the number of classes, W the vision proxies (initially the class embeddings), s the scale of the logits:
 
     q ∝ p·exp(ρ)                                        text's answer, balanced by the dual variables ρ
     ρ ← max(0, ρ − c_ρ/√t · (q − α/C))
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lessmore.errors import ConfigError
-from lessmore.methods.feature_stream import FeatureStream, Stepped, progress
+from lessmore.methods.feature_stream import FeatureStream, Stepped, stream_progress
 from lessmore.methods.registry import Setup, register_method
 
 
@@ -77,13 +77,19 @@ class OnZeta(FeatureStream[OnZetaState]):
         return OnZetaState(self.count(), torch.zeros_like(self.text[:, 0]), self.text.clone())
 
     def step(self, state: OnZetaState, feature: Tensor, logits: Tensor) -> Stepped[OnZetaState]:
-        """Answer with both, then move both."""
+        """Answer with the texts and the proxies, then update both problems.
+
+        Args:
+            state: Dual variables and proxies before the image.
+            feature: L2-normalised, `[E]`.
+            logits: Zero-shot, `[C]`.
+        """
         own, images, classes = self.options, state.images + 1, len(logits)
         fade = images.to(feature.dtype).rsqrt()
         scale = self.setup.logit_scale / own.temperature
         balanced = (logits + state.dual).softmax(dim=-1)
         seen = (scale * (feature[None] @ state.proxies.T))[0].softmax(dim=-1)
-        weight = own.beta * progress(images, classes, own.horizon).sqrt().to(feature.dtype)
+        weight = own.beta * stream_progress(images, classes, own.horizon).sqrt().to(feature.dtype)
         dual = (state.dual - own.label_rate * fade * (balanced - own.alpha / classes)).clamp_min(0)
         moved = state.proxies - own.proxy_rate * fade * scale * (seen - balanced)[:, None] * feature
         proxies = torch.nn.functional.normalize(moved, dim=1)

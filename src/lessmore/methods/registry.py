@@ -1,4 +1,4 @@
-"""The contract of a method, and methods by name."""
+"""The contract of a method, and the registry of methods by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Setup:
     classes: tuple[str, ...] = ()
     """Class names, cleaned."""
     templates: tuple[str, ...] = ()
-    """The templates behind `text`; functions among them are left out."""
+    """The templates that `text` was made from; functions among them are left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own options that differ from their defaults."""
 
@@ -65,11 +65,15 @@ class Setup:
         return self.vlm
 
     def image_macs(self, accounting: Accounting = "matmul") -> int:
-        """Multiply-accumulates of one image through the (condensing) tower, its logits included."""
+        """Multiply-accumulates of one image through the (condensing) tower, including its logits.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         return self._costs(accounting).macs
 
     def gradient_macs(self) -> int:
-        """Those of the backward pass through it, the weights being frozen."""
+        """Those of the backward pass through it, with frozen weights."""
         return self._costs("matmul").gradient
 
     def _costs(self, accounting: Accounting) -> Costs:
@@ -103,7 +107,7 @@ class Method(Protocol):
         """Forget the stream."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that was learnt from the stream; independent copies."""
+        """Everything learnt from the stream; independent copies."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on exactly from a `state()`."""
@@ -112,20 +116,24 @@ class Method(Protocol):
         """Which slots of the memory are in use, [C, M] bool; None where there is no memory."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """Multiply-accumulates of one image. `matmul`: all that is really spent, every view, backward and text pass,
-        a backward pass counted as two forward passes of what is differentiated. `paper`: forward passes of the towers
-        alone, as the paper's tables count them."""
+        """Multiply-accumulates of one image.
+
+        Args:
+            accounting: `matmul` counts all that is spent: every view, backward pass and text pass, with a backward pass
+                as two forward passes of what is differentiated. `paper` counts forward passes of the towers alone, like
+                the paper's tables.
+        """
 
 
 @runtime_checkable
 class FromEncoded(Protocol):
-    """A method that can go on from an image already encoded, so that encodings may be shared or made in batches."""
+    """A method that can continue from an encoded image, so that encodings can be shared or computed in batches."""
 
     wants: Literal["feature", "tokens"] | None
     """What `answer` reads of an encoding; None where the encoder itself must see the stream's state."""
 
     def answer(self, encoded: Encoded) -> Outcome:
-        """What `predict` answers for the image that this is the encoding of (a batch of one)."""
+        """What `predict` answers for the image with this encoding (a batch of one)."""
 
 
 @runtime_checkable
@@ -133,7 +141,12 @@ class FromViews(Protocol):
     """A method that looks at several views of one image: its `predict` takes [V, 3, S, S], the plain one first."""
 
     def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
-        """Views [V, 3, S, S] of an RGB image, or of preprocessed pixels [3, S, S]; the same for the same arguments."""
+        """Views `[V, 3, S, S]`, the plain one first; the same arguments give the same views.
+
+        Args:
+            image: RGB, or preprocessed pixels `[3, S, S]`.
+            seed: Seeds whatever is random, together with the image.
+        """
 
 
 @runtime_checkable
@@ -165,7 +178,10 @@ MethodMaker = Callable[..., Method]
 
 
 class Registered(NamedTuple):
-    """A method as the registry holds it: called with a setup and, where it has options of its own, with those."""
+    """A method as the registry holds it.
+
+    Its maker takes a setup and, if the method has options of its own, an instance of them.
+    """
 
     maker: MethodMaker
     options: type | None = None
@@ -175,11 +191,11 @@ METHODS: Registry[Registered] = Registry("method", "lessmore.methods", adopt=Reg
 """Every method by name."""
 
 find_method = METHODS.find
-"""The named method; that of an installed package is imported only now."""
+"""The named method; one of an installed package is imported on first use."""
 
 
 def register_method(name: str, options: type | None = None) -> Callable[[MethodMaker], MethodMaker]:
-    """Decorator: make a method known.
+    """Decorator: register a method.
 
     Args:
         name: The name users write as `method=`.
@@ -198,7 +214,7 @@ def register_method(name: str, options: type | None = None) -> Callable[[MethodM
 
 
 def list_methods() -> list[str]:
-    """Names accepted by `method=`, those of installed packages among them.
+    """Names accepted by `method=`, including those of installed packages.
 
     Example:
         >>> import lessmore
@@ -209,7 +225,15 @@ def list_methods() -> list[str]:
 
 
 def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options by owner: the method's own, and the preset's. A name that both have is the method's."""
+    """Options by owner: first the method's own, then the preset's. A name that both have is the method's.
+
+    Args:
+        name: Name of the method.
+        options: Options of either, by name.
+
+    Raises:
+        ConfigError: An option belongs to neither.
+    """
     kind = find_method(name).options
     own = {f.name for f in fields(kind)} if kind else set()
     shared = {f.name for part in (Condensation, Adaptation) for f in fields(part)}
@@ -220,7 +244,15 @@ def split_options(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> Any:
-    """The method's own settings with these in place of defaults, as its dataclass; None where it has none."""
+    """The method's own settings as its dataclass, or None if it has none.
+
+    Args:
+        name: Name of the method.
+        options: Settings that replace defaults.
+
+    Raises:
+        ConfigError: An option is unknown, or its value has the wrong type or is out of range.
+    """
     kind = find_method(name).options
     hints = get_type_hints(kind) if kind else {}
     for key, value in options.items():
@@ -240,7 +272,15 @@ def _fits(value: Any, kind: type) -> bool:
     return type(value) is kind
 
 
-def make(name: str, setup: Setup) -> Method:
-    """Build the named method."""
+def make_method(name: str, setup: Setup) -> Method:
+    """Build a method.
+
+    Args:
+        name: A name of `list_methods`.
+        setup: The model, the class embeddings and the settings, including the method's own in `options`.
+
+    Raises:
+        ConfigError: The name or an option is unknown, or the setup lacks what the method needs.
+    """
     found, options = find_method(name), method_options(name, setup.options)
     return found.maker(setup) if options is None else found.maker(setup, options)

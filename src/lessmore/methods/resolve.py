@@ -1,6 +1,6 @@
-"""What a call means: preset, R, reducer, method and options become settings that fit one tower, or a typed error.
+"""What a call means: turns preset, R, reducer, method and options into settings for one tower, or a typed error.
 
-`adapt`, `lessmore run`, `bench`, `flops` and the demo all ask here, so that the same words mean the same everywhere.
+`adapt`, `lessmore run`, `bench`, `flops` and the demo all come here, so that the same words mean the same everywhere.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ def resolve(
         # The late blocks are TCA's own; the other reducers keep those they were published with.
         chosen, base = chosen._replace(scales=False), replace(base, layers=Condensation().layers)
     chosen = chosen._replace(condensation=resolve_reducer(name, base))
-    return Resolved(chosen if shape is None else fitted(chosen, shape), name, own)
+    return Resolved(chosen if shape is None else fit_to_tower(chosen, shape), name, own)
 
 
-def fitted(chosen: Preset, shape: ViTShape) -> Preset:
-    """Settings whose blocks a tower has.
+def fit_to_tower(chosen: Preset, shape: ViTShape) -> Preset:
+    """Settings whose blocks exist in a tower.
 
-    Blocks of `default` and `bold` scale with the depth of a shallower tower; those of other presets are refused there.
+    The blocks of `default` and `bold` scale with the depth of a shallower tower; other presets are refused there.
+
+    Args:
+        chosen: The settings.
+        shape: The tower's.
 
     Raises:
         ConfigError: The tower has too few blocks, or a block would keep no token.
@@ -82,7 +86,7 @@ def fitted(chosen: Preset, shape: ViTShape) -> Preset:
 
 
 def late_blocks(depth: int) -> tuple[int, ...]:
-    """Blocks of a tower of two blocks or more that correspond to `LATE`; the last block saves nothing and is left out.
+    """Blocks that correspond to `LATE` in a tower of two or more; never the last, where condensing saves nothing.
 
     >>> late_blocks(12), late_blocks(6), late_blocks(2)
     ((6, 7, 8, 9, 10), (3, 4), (0,))

@@ -1,4 +1,4 @@
-"""SAR: Tent on reliable samples only, towards flat minima, and started anew when it collapses.
+"""SAR: Tent on reliable samples only, towards flat minima, with a fresh start when it collapses.
 
 g = ∇ mean Ent(w) over samples with Ent < margin · ln C;   w⁺ = w + ρ g / ‖g‖
 w ← SGD step from w along ∇ mean Ent(w⁺) over those of them still below the margin
@@ -34,7 +34,7 @@ class SAROptions(TentOptions):
     rho: float = 0.05
     """Length of the step uphill before the gradient is taken."""
     floor: float = 0.2
-    """The affines start anew once the moving average of the loss falls below this."""
+    """Affines are reset once the moving average of the loss falls below this."""
     frozen: float = 0.25
     """Share of the blocks, from the last one back, whose norms are left alone; a quarter is blocks 9 to 11 of 12."""
 
@@ -72,7 +72,12 @@ class SAR(Tent):
         return not name.startswith(self.above)
 
     def adapt(self, pixels: Tensor, logits: Tensor) -> None:
-        """The two steps on images [B, 3, H, W] answered with logits [B, C]; none at all where no sample is reliable."""
+        """The two steps on one batch, from its reliable samples; none if no sample is reliable.
+
+        Args:
+            pixels: `[B, 3, H, W]`.
+            logits: The tower's answers to them, with gradients attached, `[B, C]`.
+        """
         uncertain = entropy(logits)
         reliable = uncertain < self.bound
         if not reliable.any():
@@ -84,10 +89,10 @@ class SAR(Tent):
         self.step(gradients)
         self.average = loss if self.average.isnan() else torch.lerp(loss, self.average, _DECAY)
         if self.average < self.options.floor:
-            self.start_anew()
+            self.start_over()
 
     def _sharp(self, pixels: Tensor, uphill: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
-        """Loss and gradients a little uphill, for those samples that are reliable there too; None where none is."""
+        """Loss and gradients a little uphill, over the samples that are reliable there too; None if there are none."""
         weights = list(self.affines.values())
         here = [weight.detach().clone() for weight in weights]
         reach = self.options.rho / torch.nn.utils.get_total_norm(uphill).clamp_min(1e-12)
@@ -103,9 +108,9 @@ class SAR(Tent):
                 weight.copy_(before)
         return None if loss is None else loss.detach(), gradients
 
-    def start_anew(self) -> None:
-        """Affines, optimiser and average as at the start; what is gathered for the next step stays."""
-        super().start_anew()
+    def start_over(self) -> None:
+        """Reset affines, optimiser and average; images gathered for the next step stay."""
+        super().start_over()
         self.average = self.waiting.new_full((), math.nan)
 
     def state(self) -> dict[str, Tensor]:
@@ -124,11 +129,15 @@ class SAR(Tent):
         return finite_problem({name: tensor for name, tensor in state.items() if name != "average"})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`, on whatever device this method runs."""
+        """Go on from a `state()`, from any device."""
         super().restore(state)
         self.average = state["average"].to(self.average, copy=True)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """Tent's, and a second pass with its gradient for every image, as if all were reliable."""
+        """Tent's, plus a second pass with its gradient for every image, as if all were reliable.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         again = self.setup.image_macs() + self.setup.gradient_macs() if accounting == "matmul" else 0
         return super().macs(accounting) + again

@@ -34,13 +34,26 @@ class Answer(NamedTuple):
 
 
 def look(setup: Setup, pixels: Tensor, state: StreamState) -> Encoded:
-    """Encode one image `[1, 3, H, W]`, guided by the anchors of the reservoir as it stands."""
+    """Encode one image, guided by the anchors of the reservoir.
+
+    Args:
+        setup: The model and the settings.
+        pixels: One preprocessed image, `[1, 3, H, W]`.
+        state: The state before the image.
+    """
     anchors = ready_anchors(state.reservoir, setup.preset.adaptation.ready)
     return encode(setup.vision, pixels, setup.preset.condensation, anchors)
 
 
 def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Operations) -> tuple[Answer, StreamState]:
-    """Settle an encoded image (a batch of one) against the state: its answer, and the next state."""
+    """Answer an encoded image, and the state after it.
+
+    Args:
+        setup: The model, the class embeddings and the settings.
+        encoded: A batch of one.
+        state: The state before the image; changed in place if the operations do so.
+        operations: How the parts of a step are carried out.
+    """
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
     sample = Sample(encoded.tokens[0], encoded.feature[0], logits)
     settled, state = settle(sample, state, setup.preset.adaptation, operations)
@@ -48,13 +61,13 @@ def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Opera
 
 
 def step(setup: Setup, weights: Tensor, pixels: Tensor, state: StreamState) -> tuple[Answer, StreamState]:
-    """One image against the state as it stands, as a pure function.
+    """One image against the state, as a pure function.
 
     Args:
         setup: The model, the class embeddings and the settings.
         weights: Layer weights, `[L]`.
         pixels: One preprocessed image, `[1, 3, H, W]`.
-        state: The state before the image; it stays as it is.
+        state: The state before the image; not changed.
 
     Returns:
         The answer and the next state.
@@ -96,7 +109,7 @@ class TCA:
         return self.answer(look(self.setup, pixels, self.stream))
 
     def answer(self, encoded: Encoded) -> Outcome:
-        """Answer an image that is encoded already, and adapt; only where `wants` is not None."""
+        """Answer an encoded image and adapt; only where `wants` is not None."""
         answer, self.stream = decide(self.setup, encoded, self.stream, self.operations)
         return Outcome(
             logits=answer.logits,
@@ -107,7 +120,7 @@ class TCA:
         )
 
     def reset(self) -> None:
-        """Forget the stream; the tensors of the state keep their places."""
+        """Forget the stream; the state's tensors keep their addresses."""
         stream.clear_(self.stream)
 
     def state(self) -> dict[str, Tensor]:
@@ -115,7 +128,7 @@ class TCA:
         return stream.saved(self.stream)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()` of whatever device; the tensors of the state keep their places."""
+        """Go on from a `state()`, from any device; the state's tensors keep their addresses."""
         stream.copy_(self.stream, stream.from_named(state))
 
     def slots(self) -> Tensor:
@@ -127,7 +140,11 @@ class TCA:
         return self.stream.stream_mean
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """One pass of the tower and, in `matmul`, the correction."""
+        """One pass of the tower and, in `matmul`, the correction.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         setup, preset = self.setup, self.setup.preset
         shape, classes = setup.vision.shape, len(setup.text)
         return costs(shape, preset.condensation, preset.adaptation, classes, accounting=accounting).macs

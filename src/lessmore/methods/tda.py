@@ -1,4 +1,4 @@
-"""TDA: a cache of confident features that vote for their class, and one of less sure ones that vote against others."""
+"""TDA: confident features are cached as votes for their class, less confident ones as votes against others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TUNED: dict[str, tuple[float, float]] = {
 
 
 _ROOM = 1e-2
-"""For the rounding of a feature's length, in half precision too."""
+"""Tolerance for the length of a feature, wide enough for half precision."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,31 @@ class Cache(NamedTuple):
 
 
 def empty_cache(C: int, M: int, E: int, masked: bool, like: Tensor) -> Cache:
-    """A cache with nothing in it, of the type and device of `like`."""
+    """A cache with nothing in it.
+
+    Args:
+        C: Classes.
+        M: Entries per class.
+        E: Length of a feature.
+        masked: Whether entries say which classes they vote against.
+        like: Gives type and device.
+    """
     masks = torch.zeros(C, M, C if masked else 0, dtype=torch.bool, device=like.device)
     return Cache(like.new_zeros(C, M, E), like.new_full((C, M, 1), math.inf), masks)
 
 
 def insert_entry_(cache: Cache, label: Tensor, entry: Cache, allowed: Tensor | bool = True) -> Tensor:
-    """Put an entry (all [1, 1, …]) into the class `label` [1], in place: into a free slot, else in place of the highest
-    entropy if its own is lower. Returns whether it went in, [1, 1, 1]."""
+    """Put an entry into its class, in place: into a free slot, or over the one of highest entropy if its own is lower.
+
+    Args:
+        cache: Changed in place.
+        label: The class, `[1]`.
+        entry: The entry as a cache of one, tensors `[1, 1, …]`.
+        allowed: False keeps it out; a bool, or a tensor that broadcasts to `[1, 1, 1]`.
+
+    Returns:
+        Whether it went in, `[1, 1, 1]`.
+    """
     rows = Cache(*(stored.index_select(0, label) for stored in cache))
     enters = (entry.entropies < rows.entropies[:, -1:]) & allowed
     rows = Cache(
@@ -122,14 +139,20 @@ def insert_entry_(cache: Cache, label: Tensor, entry: Cache, allowed: Tensor | b
 
 
 def cache_votes(feature: Tensor, cache: Cache, beta: float) -> Tensor:
-    """exp(−β(1 − ⟨f, k⟩)) of every entry for a feature [E], 0 for empty slots: [C, M]."""
+    """exp(−β(1 − ⟨f, k⟩)) for every entry, 0 for empty slots, `[C, M]`.
+
+    Args:
+        feature: f, L2-normalised, `[E]`.
+        cache: Its keys are k.
+        beta: How fast a vote fades with distance.
+    """
     affinity = torch.exp(-beta * (1 - cache.keys @ feature))
     return torch.where(cache.entropies[..., 0].isfinite(), affinity, 0.0)
 
 
 @register_method("tda", TDAOptions)
 class TDA:
-    """Holds the two caches; a part that is switched off is None."""
+    """Holds the two caches; one that is switched off is None."""
 
     facts = Facts(training_free=True, kind="online")
     wants: Literal["feature"] = "feature"
@@ -146,7 +169,7 @@ class TDA:
         return self.answer(encode(self.setup.vision, pixels, self.setup.preset.condensation))
 
     def answer(self, encoded: Encoded) -> Outcome:
-        """The same for an encoded image."""
+        """Answer an encoded image, which enters the caches first."""
         feature = encoded.feature[0]
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
         stored = self._store(feature, logits)
@@ -154,7 +177,7 @@ class TDA:
         return Outcome(logits, corrected.softmax(dim=-1), logits.softmax(dim=-1), stored, encoded.steps)
 
     def _store(self, feature: Tensor, logits: Tensor) -> Tensor:
-        """Let a feature [E] with logits [C] into the caches; whether any took it, []."""
+        """Let a feature `[E]` with logits `[C]` into the caches; returns whether either took it, `[]`."""
         own = self.options
         p = logits.softmax(dim=-1)
         label, entropy = p.argmax(dim=-1, keepdim=True), torch.special.entr(p).sum()
@@ -198,14 +221,14 @@ class TDA:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`, on whatever device this method runs."""
+        """Go on from a `state()`, from any device."""
         for name, cache in self._caches().items():
             for field, tensor in cache._asdict().items():
                 tensor.copy_(state[f"{name}.{field}"])
 
     @staticmethod
     def state_problem(state: Mapping[str, Tensor]) -> str | None:
-        """Keys have length 1 or are empty; entropies go up, and are infinite exactly where a slot is empty."""
+        """Keys have length 1, or 0 in empty slots; entropies ascend, and are infinite exactly in empty slots."""
         for name in {name.split(".")[0] for name in state}:
             keys, entropies = state[f"{name}.keys"].double(), state[f"{name}.entropies"].double()
             lengths, used = keys.norm(dim=-1, keepdim=True), entropies.isfinite()
@@ -216,7 +239,7 @@ class TDA:
         return None
 
     def slots(self) -> Tensor | None:
-        """Which slots of the positive cache are in use, [C, M] bool; of the negative one where there is no positive."""
+        """Which slots of the positive cache are in use, `[C, M]` bool; of the negative one where there is no other."""
         for cache in self._caches().values():
             return cache.entropies[..., 0].isfinite()
         return None
@@ -226,7 +249,11 @@ class TDA:
         return {name: cache for name, cache in both.items() if cache is not None}
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """One pass of the tower and, in `matmul`, the feature against every slot and the negative votes by class."""
+        """One pass of the tower and, in `matmul`, the feature against every slot and the negative votes by class.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         macs = self.setup.image_macs(accounting)
         if accounting == "matmul":
             macs += sum(cache.keys.numel() + cache.masks.numel() for cache in self._caches().values())

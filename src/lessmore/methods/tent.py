@@ -1,6 +1,6 @@
-"""Tent: the LayerNorm affines of the vision tower descend the entropy of its own answers, online.
+"""Tent: gradient descent on the entropy of the model's own answers, over the LayerNorm affines of the vision tower.
 
-Written for batches; here one image may be the batch (`window=1`), or `window` images are gathered before each step.
+Tent was written for batches. Here a batch is one image (`window=1`), or `window` images gathered before each step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lessmore.core.encoder import Encoded, encode
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Facts, Outcome, Setup, register_method
-from lessmore.methods.views import of_plain
+from lessmore.methods.views import first_view_steps
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.storage.state import Form
 
@@ -55,23 +55,23 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log.exp() * log).sum(dim=-1)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type gradients are taken in: float32 at least."""
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that gradients are computed in: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def with_own_norms(vision: ViT) -> ViT:
-    """The tower with LayerNorms of its own; all other weights stay shared, unless they must be widened to float32."""
+    """A tower with LayerNorms of its own; other weights are shared, unless they have to be widened to float32."""
     with torch.device("meta"):
         own = type(vision)(vision.shape).requires_grad_(False)
     norms = set(norm_affines(own))
-    weights = {k: v.to(wide(v.dtype), copy=k in norms) for k, v in vision.state_dict().items()}
+    weights = {k: v.to(gradient_dtype(v.dtype), copy=k in norms) for k, v in vision.state_dict().items()}
     own.load_state_dict(weights, assign=True)
     return own.eval()
 
 
 def norm_affines(tower: nn.Module) -> dict[str, nn.Parameter]:
-    """Weight and bias of every LayerNorm, by name, in the order of the tower."""
+    """Weight and bias of every LayerNorm by name, in the order of the tower."""
     layers = ((name, layer) for name, layer in tower.named_modules() if isinstance(layer, nn.LayerNorm))
     return {f"{name}.{part}": weight for name, layer in layers for part, weight in layer.named_parameters()}
 
@@ -98,7 +98,7 @@ class Tent:
         return True
 
     def predict(self, pixels: Tensor) -> Outcome:
-        """Answer one preprocessed image [1, 3, H, W] as the tower stands, then adapt if the window is full."""
+        """Answer one preprocessed image `[1, 3, H, W]` with the present weights, then adapt if the window is full."""
         batch = torch.cat([pixels.to(self.waiting), self.waiting])
         if len(batch) < self.options.window:
             self.waiting = batch
@@ -113,15 +113,20 @@ class Tent:
         return outcome
 
     def adapt(self, pixels: Tensor, logits: Tensor) -> None:
-        """One step on images [B, 3, H, W] that the tower just answered with logits [B, C], gradients attached."""
+        """One step on a batch.
+
+        Args:
+            pixels: `[B, 3, H, W]`.
+            logits: The tower's answers to them, with gradients attached, `[B, C]`.
+        """
         self.step(self.gradients(entropy(logits).mean()))
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """The slope of the loss along every affine."""
+        """The gradient of the loss for every affine."""
         return list(torch.autograd.grad(loss, list(self.affines.values())))
 
     def step(self, gradients: list[Tensor]) -> None:
-        """One optimiser step; gradients that are not finite are left out, for they would stay for ever."""
+        """One optimiser step. Gradients that are not finite are skipped: the momentum would keep them forever."""
         if not torch.nn.utils.get_total_norm(gradients).isfinite():
             return
         for weight, gradient in zip(self.affines.values(), gradients, strict=True):
@@ -134,23 +139,23 @@ class Tent:
         return encode(self.tower, pixels.to(self.waiting.dtype), self.setup.preset.condensation)
 
     def logits(self, encoded: Encoded) -> Tensor:
-        """[B, C]."""
+        """Zero-shot logits of a batch, `[B, C]`."""
         return zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
 
     def _outcome(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> Outcome:
-        """The answer for the first image of the batch, beside that of the tower as it came."""
+        """The answer for the first image of the batch, with that of the original tower as zero-shot."""
         with torch.no_grad():
             before = self.logits(encode(self.setup.vision, pixels, self.setup.preset.condensation))[0]
-        return Outcome(before, logits[0].softmax(dim=-1), before.softmax(dim=-1), None, of_plain(encoded.steps))
+        return Outcome(before, logits[0].softmax(dim=-1), before.softmax(dim=-1), None, first_view_steps(encoded.steps))
 
     def reset(self) -> None:
-        """The affines as they came, no momentum, nothing gathered."""
+        """The original affines, no momentum, no gathered images."""
         side = self.setup.vision.shape.image_size
         self.waiting = self.tower.positions.new_empty(0, 3, side, side)
-        self.start_anew()
+        self.start_over()
 
-    def start_anew(self) -> None:
-        """The affines as they came, and a fresh optimiser."""
+    def start_over(self) -> None:
+        """The original affines and a fresh optimiser."""
         with torch.no_grad():
             for name, weight in self.affines.items():
                 weight.copy_(self.start[name])
@@ -160,20 +165,20 @@ class Tent:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Affines, momenta (none before the first step) and the images gathered; independent copies."""
+        """Affines, momenta (none before the first step) and gathered images; independent copies."""
         affines = {f"affine.{k}": v.detach().clone() for k, v in self.affines.items()}
         momenta = {f"momentum.{k}": v.clone() for k, v in self._momenta().items()}
         return {**affines, **momenta, "waiting": self.waiting.clone()}
 
     def state_forms(self) -> dict[str, Form]:
-        """Momenta come with the first step; fewer images than a window wait."""
+        """Momenta appear with the first step; fewer images than a window are waiting."""
         forms = {f"affine.{k}": Form(v.dtype, tuple(v.shape)) for k, v in self.affines.items()}
         forms |= {f"momentum.{k}": Form(v.dtype, tuple(v.shape), required=False) for k, v in self.affines.items()}
         waiting = Form(self.waiting.dtype, (range(self.options.window), *self.waiting.shape[1:]))
         return {**forms, "waiting": waiting}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`, on whatever device this method runs."""
+        """Go on from a `state()`, from any device."""
         self.reset()
         with torch.no_grad():
             for name, weight in self.affines.items():
@@ -191,7 +196,11 @@ class Tent:
         """No memory of single images."""
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """A pass with its gradient and one of the tower as it came; with a window, each image once more in its step."""
+        """A pass with its gradient and one of the original tower; with a window, each image once more in its step.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         if accounting == "paper":
             return self.setup.image_macs(accounting)
         passes = 3 - 1 / self.options.window

@@ -1,8 +1,8 @@
-"""TPT: for every image alone, the prompt moves until the confident ones among its views agree.
+"""TPT: for each image alone, the prompt is tuned until the image's confident views agree.
 
     loss(v) = Ent( mean over the chosen views of softmax(z(view, v)) ),   one AdamW step on the context v
 
-The step starts from the same words for every image, so nothing is carried over.
+Every image starts from the same words, so nothing is carried over.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods.context import WORDS, embed_classes, frame
+from lessmore.methods.context import WORDS, embed_classes, frame_prompts
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.tent import entropy
-from lessmore.methods.views import ViewOptions, make_views, of_plain
+from lessmore.methods.views import ViewOptions, first_view_steps, make_views
 from lessmore.methods.zeroshot import zero_shot_logits
 
 
@@ -34,7 +34,7 @@ class TPTOptions(ViewOptions):
     lr: float = 5e-3
     steps: int = 1
     words: str = WORDS
-    """What the context begins as."""
+    """What the context starts as."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -45,24 +45,29 @@ class TPTOptions(ViewOptions):
             raise ConfigError(f"selection must lie in (0, 1] and lr be positive, not {self.selection} and {self.lr}")
 
 
-def confident(logits: Tensor, share: float) -> Tensor:
-    """Which of the views, logits [V, C], have the least entropy: numbers [max(1, ⌊share·V⌋)], the surest first."""
+def confident_views(logits: Tensor, share: float) -> Tensor:
+    """Numbers of the views with the least entropy, the most confident first.
+
+    Args:
+        logits: Of all views, `[V, C]`.
+        share: Fraction of the views to keep, rounded down; at least one is kept.
+    """
     return entropy(logits).sort(stable=True).indices[: max(1, int(share * len(logits)))]
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean answer of several views, logits [V, C] → []."""
+    """Entropy of the mean answer of several views, logits `[V, C]` → `[]`."""
     return entropy(logits.log_softmax(dim=-1).logsumexp(dim=0))
 
 
 @register_method("tpt", TPTOptions)
 class TPT(Episodic):
-    """Holds the frame of the class prompts; every image starts from its words."""
+    """Holds the class prompts; every image starts from their words."""
 
     def __init__(self, setup: Setup, options: TPTOptions) -> None:
         self.setup = setup
         self.options = options
-        self.frame = frame(setup.model, setup.classes, options.words)
+        self.frame = frame_prompts(setup.model, setup.classes, options.words)
         self.facts = Facts(
             training_free=False,
             kind="episodic",
@@ -72,20 +77,25 @@ class TPT(Episodic):
         )
 
     def views(self, image: PIL.Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, [V, 3, S, S]."""
+        """The plain image and random crops of it, `[V, 3, S, S]`.
+
+        Args:
+            image: RGB, or preprocessed pixels `[3, S, S]`.
+            seed: Seeds the crops, together with the image.
+        """
         return make_views(self.setup.model, image, seed, self.options, mixed=self.options.augmix)
 
     def predict(self, pixels: Tensor) -> Outcome:
-        """Tune the prompt on the views [V, 3, S, S] of one image, and answer the first of them with it."""
+        """Tune the prompt on the views `[V, 3, S, S]` of one image, and answer the first of them with it."""
         encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
         with torch.enable_grad():
             context = self.tuned(encoded.feature)
         scores = self.logits(encoded.feature[:1], embed_classes(self.frame, context))[0].softmax(dim=-1)
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)[0]
-        return Outcome(logits, scores, logits.softmax(dim=-1), None, of_plain(encoded.steps))
+        return Outcome(logits, scores, logits.softmax(dim=-1), None, first_view_steps(encoded.steps))
 
     def tuned(self, features: Tensor) -> Tensor:
-        """The context [n, D] after its steps on views' features [V, E]; the views are chosen once, before the first."""
+        """The context `[n, D]` after its steps on the views' features `[V, E]`; views are chosen once, at the start."""
         context = self.frame.start.clone().requires_grad_()
         optimiser = torch.optim.AdamW([context], self.options.lr)
         chosen = None
@@ -98,19 +108,33 @@ class TPT(Episodic):
         return context.detach()
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Numbers of the views to use, given all their logits [V, C]."""
-        return confident(logits, self.options.selection)
+        """Numbers of the views to use, from the logits `[V, C]` of all of them."""
+        return confident_views(logits, self.options.selection)
 
     def loss(self, logits: Tensor, text: Tensor) -> Tensor:
-        """What is minimised, from the chosen views' logits [v, C] and the class embeddings [C, E]."""
+        """What one image's step minimises.
+
+        Args:
+            logits: Of the chosen views, `[v, C]`.
+            text: Class embeddings under the present context, `[C, E]`; for losses that look at them.
+        """
         return marginal_entropy(logits)
 
     def logits(self, features: Tensor, text: Tensor) -> Tensor:
-        """Features [V, E] against class embeddings [C, E] → [V, C]."""
+        """Logits of views, `[V, C]`.
+
+        Args:
+            features: L2-normalised, `[V, E]`.
+            text: Class embeddings, `[C, E]`.
+        """
         return self.setup.logit_scale * (features @ text.T)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """All views, every step's class prompts with their gradient, and the prompts once more for the answer."""
+        """All views, the class prompts with their gradient in every step, and the prompts once more for the answer.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         images, prompts = self.setup.image_macs(accounting), self.frame.macs(self.setup, accounting)
         steps = self.options.steps * self.frame.gradient_macs(self.setup) if accounting == "matmul" else 0
         return self.facts.views * images + prompts + steps

@@ -1,8 +1,8 @@
-"""Random views of one image: crops resized to the tower's size and flipped, if wished with AugMix on top.
+"""Random views of one image: crops, resized to the tower's size and flipped, optionally with AugMix.
 
-Crops are cut from the original and resampled on the tower's device. What is random is drawn from a generator of their
-own, seeded by the image's pixels and a seed: the same image gives the same views wherever it stands in a stream, on any
-device up to a rounding of the resampling, and no other generator is touched.
+Crops are cut from the original and resampled on the tower's device. They have their own generator, seeded by the
+image's pixels and a seed: the same image gives the same views at any place in a stream and, up to rounding in the
+resampling, on any device. No other generator is touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lessmore.core.condense.source import Step
 from lessmore.errors import ConfigError
-from lessmore.methods.augmix import mix
+from lessmore.methods.augmix import augmix
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
 
@@ -47,9 +47,14 @@ class ViewOptions:
 def make_views(
     vlm: VLM, image: PIL.Image.Image | Tensor, seed: int, options: ViewOptions, mixed: bool = False
 ) -> Tensor:
-    """The plain image and random views of it, [V, 3, S, S], in the tower's precision on its device.
+    """The plain image and random views of it, `[V, 3, S, S]`, in the tower's precision on its device.
 
-    image: RGB, or preprocessed pixels [3, S, S], which are then all there is to cut from. mixed: with AugMix on top.
+    Args:
+        vlm: The model; its preprocessing and device are used.
+        image: RGB, or preprocessed pixels `[3, S, S]`, from which the crops are then cut.
+        seed: Seeds the crops, together with the image.
+        options: How many views, and how small their crops may be.
+        mixed: Apply AugMix to the crops.
     """
     black, white = _ends(vlm)
     if isinstance(image, Tensor):
@@ -62,20 +67,27 @@ def make_views(
     levels, size = levels.to(vlm.device).float(), vlm.vision.shape.image_size
     crops = torch.stack([random_crop(levels, size, options.smallest, draw) for _ in range(options.views - 1)])
     if mixed:
-        crops = mix(crops, draw)
+        crops = augmix(crops, draw)
     black, white = black.to(crops.device), white.to(crops.device)
     return torch.cat([plain.to(crops.device)[None], black + crops / 255 * (white - black)]).to(vlm.dtype)
 
 
-def of_plain(steps: list[Step]) -> list[Step]:
-    """Of what condensing blocks did to all views, what they did to the first."""
+def first_view_steps(steps: list[Step]) -> list[Step]:
+    """What the condensing blocks did to the first of several views."""
     return [
         step._replace(target=step.target[:1], anchor=None if step.anchor is None else step.anchor[:1]) for step in steps
     ]
 
 
 def random_crop(levels: Tensor, size: int, smallest: float, draw: torch.Generator) -> Tensor:
-    """Image [3, H, W] of levels 0…255 → a crop resized to [3, size, size], in whole levels, flipped or not."""
+    """A random crop in whole levels, `[3, size, size]`, flipped with probability ½.
+
+    Args:
+        levels: The image, `[3, H, W]` in levels 0…255.
+        size: Pixels on a side of the result.
+        smallest: Least fraction of the image's area that a crop covers.
+        draw: Generator on the CPU, from which everything random comes.
+    """
     *tries, (flip, *_) = torch.rand(_TRIES + 1, 4, generator=draw, dtype=torch.float64).tolist()
     height, width = levels.shape[1:]
     y, x, h, w = _box(tries, height, width, smallest)
@@ -96,7 +108,7 @@ def _box(tries: list[list[float]], height: int, width: int, smallest: float) -> 
 
 
 def _resized(crop: Tensor, size: int) -> Tensor:
-    """[3, h, w] → [3, size, size], bilinear, the filter widened where it shrinks (as Pillow does)."""
+    """`[3, h, w]` → `[3, size, size]`, bilinear with a wider filter when shrinking (as Pillow does)."""
     return F.interpolate(crop[None], (size, size), mode="bilinear", antialias=True)[0].round()
 
 
@@ -107,7 +119,7 @@ def _content_seed(levels: Tensor, seed: int) -> int:
 
 
 def _ends(vlm: VLM) -> tuple[Tensor, Tensor]:
-    """What preprocessing makes of black and of white, [3, 1, 1] each; every level between lies on the line."""
+    """What preprocessing makes of black and of white, `[3, 1, 1]` each; it is linear in between."""
     if isinstance(vlm.preprocess, Preprocess):
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (vlm.preprocess.mean, vlm.preprocess.std))
         return -mean / std, (1 - mean) / std

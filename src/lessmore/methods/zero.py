@@ -13,7 +13,7 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
-from lessmore.methods.views import ViewOptions, make_views, of_plain
+from lessmore.methods.views import ViewOptions, first_view_steps, make_views
 from lessmore.methods.zeroshot import zero_shot_logits
 
 
@@ -31,11 +31,15 @@ class ZeroOptions(ViewOptions):
             raise ConfigError(f"selection must lie in (0, 1], not {self.selection}")
 
 
-def ballot(logits: Tensor, selection: float) -> Tensor:
-    """Logits [V, C] of all views → shares of the votes [C]; classes that lead together are told apart by one more vote.
+def tally_votes(logits: Tensor, selection: float) -> Tensor:
+    """Shares of the votes, `[C]`. A tie is decided by one more vote.
 
-    That vote is cast by the most confident of the other views that are for a leader; if none is, the most confident of
-    the others chooses among the leaders.
+    That vote is cast by the most confident of the remaining views that predicts one of the tied classes. If none does,
+    the most confident remaining view chooses among them.
+
+    Args:
+        logits: Of all views, `[V, C]`.
+        selection: Fraction of the views that vote, rounded down; at least one does.
     """
     order = torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).sort(stable=True).indices
     choices = logits.argmax(dim=-1)[order]
@@ -60,16 +64,25 @@ class Zero(Episodic):
         self.facts = Facts(training_free=True, kind="episodic", views=options.views)
 
     def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, [V, 3, S, S]."""
+        """The plain image and random crops of it, `[V, 3, S, S]`.
+
+        Args:
+            image: RGB, or preprocessed pixels `[3, S, S]`.
+            seed: Seeds the crops, together with the image.
+        """
         return make_views(self.setup.model, image, seed, self.options)
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one image, given its views [V, 3, S, S]."""
         encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
-        scores = ballot(logits, self.options.selection)
-        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, of_plain(encoded.steps))
+        scores = tally_votes(logits, self.options.selection)
+        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, first_view_steps(encoded.steps))
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """A pass of the tower for every view."""
+        """A pass of the tower for every view.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         return self.options.views * self.setup.image_macs(accounting)

@@ -1,4 +1,4 @@
-"""Zero-shot classification, with or without condensation: the matched baseline of everything else."""
+"""Zero-shot classification, with or without condensation: the matched baseline for everything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_
 
 
 def zero_shot_logits(encoded: Encoded, text: Tensor, scale: float) -> Tensor:
-    """Zero-shot logits of a batch in float32 or better, `[B, C]`; see `class_logits`."""
+    """Zero-shot logits of a batch, `[B, C]`, in at least float32; see `class_logits`.
+
+    Args:
+        encoded: Its `feature` is `[B, E]`.
+        text: Class embeddings, `[C, E]`.
+        scale: The model's logit scale.
+    """
     return class_logits(encoded.feature, text, scale)
 
 
@@ -38,5 +44,9 @@ class ZeroShot(Episodic):
         return Outcome(logits, scores, scores, None, encoded.steps)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """One pass of the tower."""
+        """One pass of the tower.
+
+        Args:
+            accounting: See `Method.macs`.
+        """
         return self.setup.image_macs(accounting)

@@ -22,7 +22,7 @@ from lessmore.lab.cache import effective
 from lessmore.lab.latency import timed
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.weightless import blank_method
-from lessmore.methods import FromEncoded, Setup, make
+from lessmore.methods import FromEncoded, Setup, make_method
 from lessmore.models.vlm import VLM
 from lessmore.paper.plan import DatasetCache
 
@@ -98,7 +98,7 @@ def measure_rates(tower: ViT, threads: int, classes: int = 100) -> Throughput:
         pixels = torch.zeros(1, 3, side, side).to(tower.positions)
         text = torch.nn.functional.normalize(torch.ones(classes, tower.shape.embed), dim=-1).to(tower.positions)
         setup = Setup(tower, text, 1.0, RunSpec("", "", R=1.0).settings())
-        method = make("tca", setup)
+        method = make_method("tca", setup)
         assert isinstance(method, FromEncoded)
         encoded = encode(tower, pixels, PLAIN)
         plain = _median(lambda: encode(tower, pixels, PLAIN), device)

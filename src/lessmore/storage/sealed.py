@@ -21,11 +21,11 @@ from torch import Tensor
 from lessmore.errors import StateError
 from lessmore.storage.files import read_file, replacing
 
-_OPEN = "0" * 64
+_UNSEALED = "0" * 64
 _MARK = b'"seal":"'
 _MOST_JSON = 1 << 28
 _CHUNK = 1 << 20
-_BLAMELESS = (ValueError, RecursionError)
+_NOT_JSON = (ValueError, RecursionError)
 """What the JSON parser raises for bytes that are not JSON."""
 
 
@@ -34,19 +34,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], schema: str, facts:
 
     Args:
         path: The file.
-        tensors: Tensors by name.
-        schema: What kind of file it is, as `name/version`.
-        facts: Anything JSON can hold.
+        tensors: Tensors by name, on any device.
+        schema: The kind of file, as `name/version`.
+        facts: What belongs to the tensors; anything JSON can hold.
 
     Raises:
         OSError: The file cannot be written.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"schema": schema, "facts": json.dumps(facts, sort_keys=True), "seal": _OPEN}
+    metadata = {"schema": schema, "facts": json.dumps(facts, sort_keys=True), "seal": _UNSEALED}
     with replacing(path) as new:
         try:
             save_file(plain, new, metadata)
-        except SafetensorError as error:  # its way to say that the disk is full
+        except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(errno.EIO, str(error), str(path)) from error
         _seal(new)
 
@@ -57,10 +57,11 @@ def read_tensors(path: Path, schema: str, limit: int, remedy: str) -> tuple[dict
     Args:
         path: The file.
         schema: The schema it must have.
-        limit: Bytes it may hold.
-        remedy: What to do if the file is of no use; ends the sentence of the error.
+        limit: Bytes it may have at most.
+        remedy: What to do if the file cannot be used; ends the sentence of the error.
 
     Raises:
+        FileNotFoundError: There is no such file.
         StateError: The file cannot be read, has another schema, or is damaged.
     """
     data = _bytes(path, limit, remedy)
@@ -71,7 +72,7 @@ def read_tensors(path: Path, schema: str, limit: int, remedy: str) -> tuple[dict
     try:
         tensors = load(data)
         facts = json.loads(metadata["facts"])
-    except Exception as error:  # the seal is right, so somebody made it so; safetensors then raises all kinds
+    except Exception as error:  # sealed by someone on purpose; safetensors then raises anything
         raise StateError(f"{path} is not a readable file of tensors ({error}); {remedy}") from error
     if not isinstance(facts, dict):
         _refuse(path, "has no facts", remedy)
@@ -79,19 +80,35 @@ def read_tensors(path: Path, schema: str, limit: int, remedy: str) -> tuple[dict
 
 
 def read_facts(path: Path, schema: str) -> dict[str, Any]:
-    """What a file of `write_tensors` says of itself, before its seal is checked; nothing where it cannot be read."""
+    """The facts of a file of `write_tensors`, read from its header alone and before its seal is checked.
+
+    Args:
+        path: The file.
+        schema: The schema it must have.
+
+    Returns:
+        The facts; empty where the file cannot be read or has another schema.
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(8)
             metadata = _metadata(start + file.read(min(int.from_bytes(start, "little"), _MOST_JSON)))
         facts = json.loads(metadata["facts"]) if metadata.get("schema") == schema else {}
-    except (OSError, KeyError, TypeError, *_BLAMELESS):
+    except (OSError, KeyError, TypeError, *_NOT_JSON):
         return {}
     return facts if isinstance(facts, dict) else {}
 
 
 def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object as JSON with a seal, atomically; raises OSError where that cannot be done."""
+    """Write an object as JSON with a seal, atomically.
+
+    Args:
+        path: The file.
+        value: An object that JSON can hold, with a field `schema` for `read_json` to check.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     plain = json.loads(json.dumps(value))
     with replacing(path) as new:
         new.write_text(json.dumps({**plain, "seal": _digest(plain)}, indent=1) + "\n", encoding="utf-8")
@@ -102,8 +119,8 @@ def read_json(path: Path, schema: str, remedy: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        schema: What stands in its field `schema`.
-        remedy: What to do if the file is of no use; ends the sentence of the error.
+        schema: What its field `schema` must say.
+        remedy: What to do if the file cannot be used; ends the sentence of the error.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -111,7 +128,7 @@ def read_json(path: Path, schema: str, remedy: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(_bytes(path, _MOST_JSON, remedy))
-    except _BLAMELESS as error:
+    except _NOT_JSON as error:
         raise StateError(f"{path} is damaged: it is not JSON ({_short(error)}); {remedy}") from error
     if not isinstance(value, dict):
         _refuse(path, "holds no object", remedy)
@@ -161,7 +178,7 @@ def _seal(path: Path) -> None:
         file.seek(0)
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-        file.seek(8 + header.index(_MARK + _OPEN.encode()) + len(_MARK))
+        file.seek(8 + header.index(_MARK + _UNSEALED.encode()) + len(_MARK))
         file.write(digest.hexdigest().encode())
 
 
@@ -175,14 +192,14 @@ def _ordered(header: bytes) -> bytes:
 
 def _sealed(data: bytes, seal: Any) -> bool:
     """Whether the digest in the header is that of the file with zeros in its place."""
-    if not isinstance(seal, str) or len(seal) != len(_OPEN) or not seal.isascii():
+    if not isinstance(seal, str) or len(seal) != len(_UNSEALED) or not seal.isascii():
         return False
-    # In a JSON text the mark can only be a name: within a string its quotes would be escaped.
+    # The mark can only be a key of the JSON header: inside a string its quotes would be escaped.
     at = data.find(_MARK) + len(_MARK)
-    if data[at : at + len(_OPEN)] != seal.encode():
+    if data[at : at + len(_UNSEALED)] != seal.encode():
         return False
     view, digest = memoryview(data), hashlib.sha256()
-    for part in (view[:at], _OPEN.encode(), view[at + len(_OPEN) :]):
+    for part in (view[:at], _UNSEALED.encode(), view[at + len(_UNSEALED) :]):
         digest.update(part)
     return digest.hexdigest() == seal
 
@@ -192,6 +209,6 @@ def _metadata(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = header["__metadata__"]
-    except (*_BLAMELESS, KeyError, TypeError):
+    except (*_NOT_JSON, KeyError, TypeError):
         return {}
     return metadata if isinstance(metadata, dict) else {}

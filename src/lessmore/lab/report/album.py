@@ -28,7 +28,7 @@ from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tokens import PALETTE, as_seen, cluster_colours, jpeg_uri
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import SampleRow
-from lessmore.methods import make
+from lessmore.methods import make_method
 from lessmore.methods.tca import TCA
 from lessmore.models.to_pixels import to_pixels
 from lessmore.models.vlm import VLM
@@ -152,7 +152,7 @@ class _Look:
         self.job = job
         self.rows = [row for row in rows if "error" not in row]
         self.tick = tick
-        self.method = make("tca", job.setup(cache)) if job.spec.method == "tca" else None
+        self.method = make_method("tca", job.setup(cache)) if job.spec.method == "tca" else None
         config = effective(job.settings.condensation)
         self.encoder = CachedEncoder(
             job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens=True)
