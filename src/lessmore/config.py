@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from lessmore.errors import ConfigError, unknown
 
-Rule = Literal["coreset", "matching", "sampling"]
-Counts = Literal["table", "rate", "exact", "keep", "merge", "even"]
+Rule = Literal["coreset", "matching", "fusion", "energy", "sampling"]
+Counts = Literal["table", "rate", "exact", "keep", "merge", "even", "share"]
 Metric = Literal["keys", "attention"]
 Merge = Literal["mean", "inverse_distance"]
 Pruned = Literal["fuse", "drop"]
@@ -33,8 +33,12 @@ Debiasing = Literal["off", "careful", "bold"]
 _COUNTS: dict[Rule, tuple[Counts, ...]] = {
     "coreset": ("table", "rate", "exact", "keep"),
     "matching": ("merge", "even"),
+    "fusion": ("even",),
+    "energy": ("share",),
     "sampling": ("keep",),
 }
+PAIRING: tuple[Rule, ...] = ("matching", "fusion", "energy")
+"""Rules that merge pairs of tokens, all of them by what the attention knows of both."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -57,18 +61,23 @@ class Condensation:
     R: float = 0.9
     """Fraction of the patch tokens that survives each condensing block; 1 condenses nothing."""
     layers: tuple[int, ...] = (3, 6, 9)
-    """Blocks that condense, counted from 0; with counts=`even` all do, and these say what R is worth."""
+    """Blocks that condense, counted from 0; with counts=`even` and `share` all do, and these say what R is worth."""
     rule: Rule = "coreset"
     """`coreset`: prune, and merge around centres (TCA, EViT); `matching`: merge the most similar pairs (ToMe);
-    `sampling`: keep what inverse transform sampling hits, a number that depends on the image (ATS)."""
+    `fusion`: drop one of such a pair in early blocks, merge both in later ones (ToFu); `energy`: merge tokens that
+    resemble many others (PiToMe); `sampling`: keep what inverse transform sampling hits, a number that depends on the
+    image (ATS)."""
     counts: Counts = "table"
     """`table`: R to the released code's rate by interpolation; `rate`: that rate given; `exact`: floor(R·n) tokens
     leave the block; `keep`: ceil(R·n) are kept as they are (EViT; for ATS, at most). For matching, `merge`:
-    floor((1 − R)(n + 1)) tokens are merged away; `even`: equally many, `r`, in every block."""
+    floor((1 − R)(n + 1)) tokens are merged away; `even`: equally many, `r`, in every block. For `energy`, `share`: the
+    same share of the tokens in every block."""
     rate: float | None = None
     """The released code's drop rate, about (1 − R)/3; only with counts=`rate`."""
     r: int | None = None
     """With counts=`even`: tokens merged away in each block, instead of what R comes to."""
+    drop_first: float = 0.5
+    """With rule=`fusion`: the share of the blocks, from the first on, that drop tokens; the others merge them."""
     metric: Metric = "keys"
     """What matching compares: keys averaged over heads (ToMe), or rows of the attention averaged over heads."""
     proportional: bool = False
@@ -111,9 +120,10 @@ class Condensation:
             "rule='sampling' merges nothing that could be proportional",
         )
         _require(
-            self.rule != "matching" or self.summary == "mean",
-            "summary='attn_pool' weighs by attention received, which rule='matching' does not compute; use 'mean'",
+            self.rule not in PAIRING or self.summary == "mean",
+            f"summary='attn_pool' weighs by attention received, which rule={self.rule!r} does not compute; use 'mean'",
         )
+        _require(0 <= self.drop_first <= 1, f"drop_first must lie in [0, 1], not {self.drop_first}")
 
     @property
     def active(self) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lessmore.config import Condensation
 from lessmore.core.condense.coreset import gather_tokens
@@ -17,70 +14,18 @@ from lessmore.core.condense.source import source_map
 from lessmore.core.condense.tome import match, merge, merge_pairs, targets
 from lessmore.core.costs import costs
 from lessmore.core.encoder import encode
-from lessmore.core.vit import ViT, ViTShape
+from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError
 from lessmore.models.shapes import SHAPES as REAL
+from tests.methods.slow_pairs import Choose, slow_encode, slow_match
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
-from tests.reference import Tower, cosine
 
-Array = NDArray[np.float64]
 LAYERS = (1, 2, 3)
 B16, L14 = REAL["ViT-B-16"][0], REAL["ViT-L-14"][0]
 
 
-class Slow(NamedTuple):
-    """One image, encoded by loops."""
-
-    feature: Array
-    tokens: Array
-    homes: list[list[int]]
-    """For each merging block, the outgoing token that holds each patch of the input."""
-    sizes: list[int]
-
-
-def slow_match(metric: Array, r: int, class_token: bool) -> tuple[list[list[int]], int]:
-    """The tokens that go out, each as a list of those it is made of."""
-    N = len(metric)
-    evens, odds = range(0, N, 2), range(1, N, 2)
-    edges = []
-    for a in evens:
-        if class_token and a == 0:
-            continue
-        nearest = max(odds, key=lambda b: cosine(metric[a], metric[b]))
-        edges.append((cosine(metric[a], metric[nearest]), a, nearest))
-    edges.sort(key=lambda edge: -edge[0])
-    r = min(r, len([*range(int(class_token), N)]) // 2)
-    gone = {a: b for _, a, b in edges[:r]}
-    left = [a for a in evens if a not in gone] if class_token else [a for _, a, _ in edges[r:]]
-    return [[a] for a in left] + [[b, *(a for a in gone if gone[a] == b)] for b in odds], r
-
-
-def slow_encode(vit: ViT, pixels: Array, merges: dict[int, int], metric: str, proportional: bool) -> Slow:
-    """A token of size s is a key s times over, literally: proportional attention without its formula."""
-    tower, first = Tower(vit), int(vit.shape.class_token)
-    x = tower.embed(pixels)
-    size, holds = [1] * len(x), [[i] for i in range(len(x))]
-    summaries, homes = [], []
-    for i in range(vit.shape.blocks.depth):
-        D = x.shape[1]
-        repeated = size if proportional else [1] * len(x)
-        q, k, v = np.split(tower.linear(f"blocks.{i}.attn.qkv", tower.norm(f"blocks.{i}.norm1", x)), 3, axis=1)
-        mixed, maps = tower.heads_attend(q, np.repeat(k, repeated, axis=0), np.repeat(v, repeated, axis=0))
-        x = x + tower.linear(f"blocks.{i}.attn.out", mixed) * tower.w.get(f"blocks.{i}.scale1", 1.0)
-        if i in merges:
-            heads = k.reshape(len(k), tower.heads, D // tower.heads)
-            groups, _ = slow_match(
-                heads.mean(axis=1) if metric == "keys" else maps.mean(axis=0), merges[i], bool(first)
-            )
-            total = [sum(size[j] for j in group) for group in groups]
-            x = np.stack([sum(size[j] * x[j] for j in g) / t for g, t in zip(groups, total, strict=True)])
-            size, holds = total, [[p for j in group for p in holds[j]] for group in groups]
-            homes.append([next(t for t, held in enumerate(holds) if p + first in held) - first for p in range(36)])
-        x = tower.add_mlp(i, x)
-        seen = np.repeat(x, size if proportional else [1] * len(x), axis=0)
-        summaries.append(x[0] if first else seen.mean(axis=0))
-    feature = tower.pool(seen)
-    return Slow(feature / np.linalg.norm(feature), np.stack(summaries), homes, size)
+def _pairs(r: int, class_token: bool) -> Choose:
+    return lambda block, metric: slow_match(metric, r, class_token)[0]
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -94,7 +39,8 @@ def test_equals_the_reference(shape: str, name: str, R: float) -> None:
     fast = encode(vit, images, config)
     where = source_map(fast.steps).token
     for b, image in enumerate(images):
-        slow = slow_encode(vit, image.numpy(), merges, config.metric, config.proportional)
+        choose = {i: _pairs(r, vit.shape.class_token) for i, r in merges.items()}
+        slow = slow_encode(vit, image.numpy(), choose, config.metric, config.proportional)
         assert where[b].tolist() == slow.homes
         assert sum(slow.sizes) == vit.shape.tokens
         np.testing.assert_allclose(fast.feature[b], slow.feature, rtol=0, atol=1e-10)

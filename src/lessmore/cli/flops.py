@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
-from lessmore.config import Condensation, Rule
+from lessmore.config import PAIRING, Condensation, Rule
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
@@ -104,8 +104,9 @@ def _schedule(vision: ViTShape, condensation: Condensation) -> None:
 
 
 def _fates(stage: Stage, rule: Rule) -> str:
-    if rule == "matching":
-        return f"{stage.keep} kept, {stage.ambiguous} merged into them"
+    if rule in PAIRING:
+        less = f"{stage.pruned} dropped" if stage.pruned else f"{stage.ambiguous} merged into them"
+        return f"{stage.keep} kept, {less}"
     if rule == "sampling":
         return f"{stage.keep} kept at most"
     fused = " into 1" if stage.fused else ""

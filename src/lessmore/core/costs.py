@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lessmore.config import Adaptation, Condensation
+from lessmore.config import PAIRING, Adaptation, Condensation
 from lessmore.core.condense.schedule import Schedule, Stage, schedule
 from lessmore.core.condense.source import Step
 from lessmore.core.text import TextShape
@@ -167,18 +167,22 @@ def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: i
     if p.stage is None:
         return 0
     D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
-    if condensation.rule == "matching":
+    if condensation.rule in PAIRING:
         return p.N * p.N * D if condensation.metric == "attention" else 0
     rows = int(class_token) + (p.anchored and condensation.rows != "class")
     return rows * keys * D + p.anchored * classes * D
 
 
 def _matching(p: _Pass, condensation: Condensation) -> int:
-    """Similarities of the tokens at even places and those at odd ones; keys as long as a head, or attention rows."""
-    if p.stage is None or condensation.rule != "matching":
+    """Similarities of the tokens at even places and those at odd ones, or (`energy`) of all patches.
+
+    Keys are as long as a head, attention rows as there are tokens.
+    """
+    if p.stage is None or condensation.rule not in PAIRING:
         return 0
     length = p.block.width // p.block.heads if condensation.metric == "keys" else p.N
-    return (p.N + 1) // 2 * (p.N // 2) * length
+    pairs = p.stage.patches**2 if condensation.rule == "energy" else (p.N + 1) // 2 * (p.N // 2)
+    return pairs * length
 
 
 def _merging(p: _Pass, condensation: Condensation) -> int:
@@ -186,8 +190,9 @@ def _merging(p: _Pass, condensation: Condensation) -> int:
     if p.stage is None:
         return 0
     stage, D = p.stage, p.block.width
-    if condensation.rule == "matching":
-        return _matching(p, condensation) + p.N // 2 * stage.ambiguous * (D + 1)
+    if condensation.rule in PAIRING:
+        homes = stage.ambiguous if condensation.rule == "energy" else p.N // 2
+        return _matching(p, condensation) + homes * stage.ambiguous * (D + 1)
     merged = stage.ambiguous**2 * D + stage.centres * stage.ambiguous * D if stage.centres else 0
     return merged + stage.fused * stage.pruned * D
 

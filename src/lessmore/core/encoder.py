@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessmore.config import Condensation
+from lessmore.config import PAIRING, Condensation
 from lessmore.core.condense.ats import sample_tokens, significance
 from lessmore.core.condense.coreset import Condensed, carry, condense
+from lessmore.core.condense.pitome import merge_alike
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.condense.source import Step
+from lessmore.core.condense.tofu import fuse_pairs
 from lessmore.core.condense.tome import merge_pairs
 from lessmore.core.scoring import (
     Anchor,
@@ -35,6 +37,10 @@ from lessmore.core.vit import Block, ViT, size_bias, weighted_mean
 
 PLAIN = Condensation(R=1.0)
 """Condenses nothing."""
+
+
+_PAIR = {"matching": merge_pairs, "fusion": fuse_pairs, "energy": merge_alike}
+"""What each of the `PAIRING` rules does."""
 
 
 class Encoded(NamedTuple):
@@ -138,9 +144,9 @@ def pass_block(
     if stage is None and not weighted:
         x = block(x, bias=size_bias(seen(size, config), x.dtype))
         return BlockOutput(x, summary_token(x, class_token, seen(size, config)), size)
-    if stage is not None and config.rule == "matching":
+    if stage is not None and config.rule in PAIRING:
         x, metric = attend_metric(block, x, config, seen(size, config))
-        done: Condensed | None = merge_pairs(x, metric, size, stage, class_token)
+        done: Condensed | None = _PAIR[config.rule](x, metric, size, stage, class_token)
         weight = None
     else:
         attended = attend(block, x, class_token, config, anchor, size)

@@ -41,7 +41,7 @@ def resolve_reducer(name: str, base: Condensation) -> Condensation:
     """
     made = REDUCERS.find(name)(base)
     if made.active and base.r != made.r:
-        raise ConfigError(f"reducer {name!r} has no use for r={base.r}; r goes with reducer 'tome'")
+        raise ConfigError(f"reducer {name!r} has no use for r={base.r}; r goes with reducer 'tome' or 'tofu'")
     return made
 
 
@@ -75,6 +75,19 @@ def tome_table(base: Condensation) -> Condensation:
     """ToMe as in the paper's table: three blocks, pairs by rows of the attention, sizes unseen by the attention."""
     own = Condensation(rule="matching", counts="merge", metric="attention")
     return _budget(own, base)
+
+
+@register_reducer("tofu")
+def tofu(base: Condensation) -> Condensation:
+    """ToFu: ToMe's pairs; of each, early blocks drop one, later blocks merge both without losing length."""
+    own = Condensation(rule="fusion", counts="even", r=base.r, drop_first=base.drop_first, proportional=True)
+    return _budget(own, base)
+
+
+@register_reducer("pitome")
+def pitome(base: Condensation) -> Condensation:
+    """PiToMe: in every block, merge tokens that resemble many others, the same share each time; protect the rest."""
+    return _budget(Condensation(rule="energy", counts="share", proportional=True), base)
 
 
 @register_reducer("ats")

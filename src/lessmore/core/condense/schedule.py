@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from lessmore.config import Condensation
 from lessmore.errors import ConfigError
+
+MARGIN = 0.9
+"""The margin in the first block; it falls evenly towards 0 at the last one."""
 
 # R against the released code's rate; the pairs reproduce the paper's printed costs.
 _RATES = ((1.0, 0.0), (0.95, 0.0175), (0.9, 0.035), (0.8, 0.07), (0.7, 0.10), (0.6, 0.14))
@@ -24,6 +27,8 @@ class Stage:
     pruned: int
     centres: int
     fused: int
+    margin: float = 0.0
+    """With rule=`energy`: the cosine below which two tokens count as different."""
 
     @property
     def out(self) -> int:
@@ -90,16 +95,45 @@ def matched(n: int, r: int) -> Stage:
     return Stage(patches=n, keep=n - r, ambiguous=r, pruned=0, centres=0, fused=0)
 
 
-def even_merges(patches: int, depth: int, config: Condensation) -> int:
-    """Tokens r to merge in every block: given, or such that the same R costs about the same for all reducers.
+def mean_left(depth: int, config: Condensation) -> float:
+    """The share of the tokens left, averaged over blocks, if the fraction R survived each of `layers`.
 
-    Averaged over blocks, as many tokens are left as if the fraction R survived each of `layers`.
+    Reducers that work in every block leave as much, so that the same R costs about the same for all.
     """
+    return sum(config.R ** sum(i <= j for i in config.layers) for j in range(depth)) / depth
+
+
+def even_merges(patches: int, depth: int, config: Condensation) -> int:
+    """Tokens r to merge in every block: given, or by `mean_left`."""
     if config.r is not None:
         return config.r
-    left = [config.R ** sum(i <= j for i in config.layers) for j in range(depth)]
-    removed = patches * (1 - sum(left) / depth)
-    return max(1, round(removed / ((depth + 1) / 2)))
+    return max(1, round(patches * (1 - mean_left(depth, config)) / ((depth + 1) / 2)))
+
+
+def share_left(depth: int, config: Condensation) -> float:
+    """The share ρ of its tokens that every block leaves: ρ + ρ² + … averaged over blocks is `mean_left`."""
+    low, high, wanted = 0.0, 1.0, mean_left(depth, config)
+    for _ in range(50):
+        middle = (low + high) / 2
+        less = sum(middle ** (j + 1) for j in range(depth)) / depth < wanted
+        low, high = (middle, high) if less else (low, middle)
+    return high
+
+
+def in_every_block(patches: int, depth: int, config: Condensation) -> Schedule:
+    """The stages of a reducer that works in all blocks."""
+    stages: list[Stage] = []
+    even = config.counts == "even"
+    r, rho = (even_merges(patches, depth, config), 1.0) if even else (0, share_left(depth, config))
+    for i in range(depth):
+        one = matched(patches, r if even else max(1, round(patches * (1 - rho))))
+        if config.rule == "fusion" and i < config.drop_first * depth:
+            one = replace(one, ambiguous=0, pruned=one.ambiguous)
+        elif config.rule == "energy":
+            one = replace(one, margin=MARGIN * (1 - i / depth))
+        stages.append(one)
+        patches = one.out
+    return tuple(stages)
 
 
 @lru_cache(maxsize=256)
@@ -111,14 +145,11 @@ def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
             f"counted from 0; give layers below {depth}, such as layers=({depth // 2},), or use preset 'default', "
             "which follows the depth"
         )
-    r = even_merges(patches, depth, config) if config.active and config.counts == "even" else None
+    if config.active and config.counts in ("even", "share"):
+        return in_every_block(patches, depth, config)
     stages: list[Stage | None] = []
     for i in range(depth):
-        one = None
-        if r is not None:
-            one = matched(patches, r)
-        elif config.active and i in config.layers:
-            one = stage(patches, config)
+        one = stage(patches, config) if config.active and i in config.layers else None
         stages.append(one)
         patches = patches if one is None else one.out
     return tuple(stages)
