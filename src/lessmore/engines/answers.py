@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, Encoded, encode
 from lessmore.engines import Batching, build, resolve_engine
+from lessmore.engines.batching import on_host
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.zeroshot import zero_shot_logits
@@ -41,12 +43,12 @@ class Answered:
     steps: list[Step]
     """What the condensing blocks did."""
 
-    @property
+    @cached_property
     def index(self) -> int:
         """The class answered."""
         return int(self.scores.argmax())
 
-    @property
+    @cached_property
     def changed(self) -> bool:
         """Whether adaptation changed the answer."""
         return self.index != int(self.zero_shot.argmax())
@@ -97,8 +99,9 @@ def read(outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
     Raises:
         NonFiniteError: The plain model's answer is not finite either.
     """
-    scores, zero_shot = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
-    refused = not bool(scores.isfinite().all() and zero_shot.isfinite().all())
+    both = torch.stack([outcome.scores, outcome.zero_shot]).cpu().float()  # one copy: on a GPU each waits for the last
+    scores, zero_shot = both
+    refused = not bool(both.isfinite().all())
     if refused:
         scores = zero_shot = plain()
     stored = outcome.stored is not None and bool(outcome.stored)
@@ -305,7 +308,7 @@ class _Ahead:
         """The outcome of the next image."""
         if not self._outcomes:
             self._before = self._method.state()
-            self._outcomes = self._method.predict_many(torch.cat(self._waiting))
+            self._outcomes = on_host(self._method.predict_many(torch.cat(self._waiting)))
         self._given += 1
         return self._outcomes[self._given - 1]
 

@@ -86,6 +86,19 @@ def split(batch: Outcome, n: int) -> list[Outcome]:
     return [Outcome(logits[i], scores[i], zero_shot[i], stored[i], [s[i] for s in steps]) for i in range(n)]
 
 
+def on_host(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes with scores, zero-shot probabilities and `stored` on the CPU; one copy each for all of them."""
+    scores, zero_shot = (
+        torch.stack(rows).cpu() for rows in zip(*((o.scores, o.zero_shot) for o in outcomes), strict=True)
+    )
+    kept = [o.stored for o in outcomes if o.stored is not None]
+    stored = torch.stack(kept).cpu() if len(kept) == len(outcomes) else [None] * len(outcomes)
+    return [
+        o._replace(scores=own, zero_shot=plain, stored=was)
+        for o, own, plain, was in zip(outcomes, scores, zero_shot, stored, strict=True)
+    ]
+
+
 def _each(step: Step, n: int) -> list[Step]:
     """A batch's step, image by image, each a batch of one."""
     targets = step.target[:n].split(1)
