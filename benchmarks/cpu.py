@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from lessmore.cli.bench import PLAIN, BenchContender, setup_of, tower
 from lessmore.engines import cpu
-from lessmore.lab.latency import Times, interleaved, ratio
+from lessmore.lab.latency import Times, interleaved, time_ratio
 from lessmore.lab.provenance import environment
 from lessmore.methods import make_method
 
@@ -94,7 +94,7 @@ def _row(key: str, times: Times) -> dict[str, Any]:
     engine, _, name = key.partition(": ")
     own = times.get(f"{engine}: {PLAIN}", times[key])
     compared = {"of_own_plain": own, "of_eager_plain": times[f"eager: {PLAIN}"], "of_cpu_plain": times[f"cpu: {PLAIN}"]}
-    figures = {what: list(ratio(times[key], base)) for what, base in compared.items()}
+    figures = {what: list(time_ratio(times[key], base)) for what, base in compared.items()}
     return {"key": key, "name": name, "engine": engine, "ms": 1000 * statistics.median(times[key]), **figures}
 
 

@@ -31,7 +31,7 @@ from lessmore.lab.job import Job, prepare_job
 from lessmore.lab.loader import load_images
 from lessmore.lab.report.tokens import as_picture
 from lessmore.lab.runner import run_one
-from lessmore.lab.spec import RunSpec, product
+from lessmore.lab.spec import RunSpec, grid_runs
 from lessmore.lab.store import Store
 from lessmore.models.to_pixels import to_pixels
 
@@ -142,7 +142,7 @@ def encoder_speed(job: Job, images: int) -> dict[str, float]:
 def grid(spec: RunSpec, job: Job, place: Path, seeds: int) -> dict[str, Any]:
     """Zero-shot and TCA over some seeds, with and without the cache."""
     wishes = {k: v for k, v in vars(spec).items() if v is not None}
-    specs = product({**wishes, "method": ["zeroshot", "tca"], "seed": list(range(seeds))})
+    specs = grid_runs({**wishes, "method": ["zeroshot", "tca"], "seed": list(range(seeds))})
     seconds, found = {}, {}
     for name, cache in (("without", False), ("with", place / "cache")):
         start = time.perf_counter()

@@ -42,7 +42,7 @@ from lessmore.core.vit import ViT
 from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
 from lessmore.engines.chunk import SIZES, Chunk
-from lessmore.lab.cache import effective
+from lessmore.lab.cache import canonical_condensation
 from lessmore.lab.job import prepare_job
 from lessmore.lab.provenance import environment
 from lessmore.lab.spec import RunSpec
@@ -190,7 +190,7 @@ def where_of(spec: RunSpec) -> Where:
 
 def condensation_of(spec: RunSpec) -> Condensation:
     """What the run's images are encoded under."""
-    return effective(spec.settings().condensation)
+    return canonical_condensation(spec.settings().condensation)
 
 
 def codes(vision: ViT, images: Tensor, config: Condensation, batch: int) -> Codes:

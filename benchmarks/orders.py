@@ -17,7 +17,7 @@ import numpy as np
 
 from lessmore.assets import MODELS
 from lessmore.lab import demo
-from lessmore.lab.report.demo_summary import paired
+from lessmore.lab.report.demo_summary import paired_gain
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             hits = [[stream.hits(contender.name) for stream in run.streams] for run in runs]
             plain = [[stream.hits(demo.BASELINE) for stream in run.streams] for run in runs]
             gaps = [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(hits, plain, strict=True)]
-            gain = paired([gap for order in gaps for gap in order])
+            gain = paired_gain([gap for order in gaps for gap in order])
             each = [100 * float(np.mean([gap.mean() for gap in order])) for order in gaps]
             accuracy = 100 * float(np.mean([h.mean() for order in hits for h in order]))
             images = sum(len(h) for order in hits for h in order)

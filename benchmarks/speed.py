@@ -30,7 +30,7 @@ from lessmore.core.encoder import PLAIN, encode
 from lessmore.core.vit import ViT
 from lessmore.engines import build
 from lessmore.engines.capture import capture
-from lessmore.lab.latency import measure_latency, ratio
+from lessmore.lab.latency import measure_latency, time_ratio
 from lessmore.methods import Method, Setup
 from lessmore.models.shapes import SHAPES
 from lessmore.storage.files import write_json
@@ -115,7 +115,7 @@ def step(args: argparse.Namespace) -> Iterator[Row]:
         for engine, name in methods:
             own, plain = times[f"{engine}/{name}"], times[f"{engine}/plain"]
             row: Row = {"section": "step", "engine": engine, "C": C, "what": name, "ms": median_ms(own)}
-            row |= {"minus plain ms": median_ms(own) - median_ms(plain), "ratio": ratio(own, plain)}
+            row |= {"minus plain ms": median_ms(own) - median_ms(plain), "ratio": time_ratio(own, plain)}
             if args.device == "cuda":
                 row["kernels"] = kernels(runs[f"{engine}/{name}"])
             yield row
@@ -139,7 +139,7 @@ def graphs(args: argparse.Namespace) -> Iterator[Row]:
         for name, run in replays.items():
             row: Row = {"section": "graph", "C": C, "what": name, "ms": median_ms(times[name])}
             row |= {"minus plain ms": median_ms(times[name]) - median_ms(times["plain"])}
-            row |= {"ratio": ratio(times[name], times["plain"]), "added kernels": kernels(run) - kernels(plain)}
+            row |= {"ratio": time_ratio(times[name], times["plain"]), "added kernels": kernels(run) - kernels(plain)}
             yield row
     method, image = contender(vit, "eager", args.classes[0], *CONTENDERS[2][1:]), pixels(vit)
     stages: dict[str, Callable[[], object]] = {"plain functions": lambda: method.predict(image)}
@@ -207,7 +207,7 @@ def batches(args: argparse.Namespace) -> Iterator[Row]:
             for name, seconds in times.items():
                 base = times[name.split(",")[0] + ", plain"]
                 row: Row = {"section": "batch", "model": model, "B": B, "what": name}
-                yield row | {"images/s": round(B / statistics.median(seconds)), "ratio": ratio(base, seconds)}
+                yield row | {"images/s": round(B / statistics.median(seconds)), "ratio": time_ratio(base, seconds)}
 
 
 def others(args: argparse.Namespace) -> Iterator[Row]:

@@ -14,6 +14,7 @@ ROOMS: tuple[str, ...] = (
     # rooms whose docstrings are complete
     "assets",
     "data",
+    "lab",
     "methods",
     "storage",
 )

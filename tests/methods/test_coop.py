@@ -25,7 +25,7 @@ from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
 from lessmore.errors import ConfigError
 from lessmore.lab.report.tokens import as_picture
-from lessmore.lab.train_prompt import Course, Training, begin_training, few_shots, rate, train_prompt
+from lessmore.lab.train_prompt import PromptTraining, Training, begin_training, few_shots, learning_rate, train_prompt
 from lessmore.methods import FromEncoded, Setup, make_method
 from lessmore.methods.context import embed_classes, frame_prompts
 from lessmore.methods.coop import CoOp
@@ -164,7 +164,7 @@ def test_few_shots_are_drawn_class_by_class() -> None:
 def test_the_published_course() -> None:
     assert (Training().epochs, Training().batch) == (50, 32)
     assert (Training("cocoop").epochs, Training("cocoop").batch) == (10, 1)
-    rates = [rate(Training(), epoch) for epoch in range(50)]
+    rates = [learning_rate(Training(), epoch) for epoch in range(50)]
     assert rates[0] == 1e-5 and rates[25] == pytest.approx(1e-3) and rates[49] < 1e-5
     assert all(a > b for a, b in itertools.pairwise(rates[1:]))
     with pytest.raises(ConfigError, match="nothing to train"):
@@ -173,7 +173,7 @@ def test_the_published_course() -> None:
         Training(shots=0)
 
 
-def untrained(file: Path, method: str = "coop") -> Course:
+def untrained(file: Path, method: str = "coop") -> PromptTraining:
     """A context as it begins, written as if it had been learnt."""
     vlm, data = lessmore.load("tiny"), drawn(20, 1)
     train_prompt(vlm, data, file, Training(method, shots=1, epochs=1, batch=8, crops=False), quiet=True)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lessmore.cli import bench, main
-from lessmore.lab.latency import Ratio, interleaved, measure_latency, percentile, ratio
+from lessmore.lab.latency import Ratio, interleaved, measure_latency, percentile, time_ratio
 from lessmore.lab.memory import measure_peak
 
 
@@ -40,10 +40,10 @@ def test_rounds_may_be_cut_short() -> None:
 
 def test_a_ratio_is_taken_round_by_round() -> None:
     base = [1.0, 50.0, 2.0, 30.0, 4.0]  # a machine that is busy now and then
-    assert ratio([2 * t for t in base], base) == Ratio(2.0, 2.0, 2.0)
-    found = ratio([1.0, 1.2, 1.1, 0.9, 1.0], [1.0] * 5)
+    assert time_ratio([2 * t for t in base], base) == Ratio(2.0, 2.0, 2.0)
+    found = time_ratio([1.0, 1.2, 1.1, 0.9, 1.0], [1.0] * 5)
     assert found.low <= found.value <= found.high
-    assert found == ratio([1.0, 1.2, 1.1, 0.9, 1.0], [1.0] * 5)
+    assert found == time_ratio([1.0, 1.2, 1.1, 0.9, 1.0], [1.0] * 5)
 
 
 def test_percentiles_interpolate() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lessmore.config import PRESETS
 from lessmore.lab import demo
 from lessmore.lab.labels import method_label, preset_label, preset_note
-from lessmore.lab.report.tables import result_page, table
+from lessmore.lab.report.tables import result_page, result_table
 from lessmore.paper.show import page
 from tests.unit.test_tables import summary
 
@@ -25,7 +25,7 @@ def test_every_preset_says_what_it_is_and_only_one_is_the_papers() -> None:
 
 def test_tables_of_runs_say_which_presets_they_hold() -> None:
     notes = " ".join(
-        result_page(table([summary(), summary(preset="fixed"), summary(method="tda", preset="bold")])).notes
+        result_page(result_table([summary(), summary(preset="fixed"), summary(method="tda", preset="bold")])).notes
     )
     assert f"default: {preset_label('default')}; fixed: {preset_label('fixed')}. Only preset paper" in notes
     assert "bold:" not in notes, "a method without TCA's settings has no preset to explain"

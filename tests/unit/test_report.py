@@ -21,7 +21,7 @@ from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED
 from lessmore.errors import ImageError
 from lessmore.lab.job import prepare_job
 from lessmore.lab.report import browser, charts, detail
-from lessmore.lab.report.album import ENTRIES, Album, Library, choose, look_through
+from lessmore.lab.report.album import ENTRIES, Album, Library, choose_pictured, replay_run
 from lessmore.lab.report.html import render_report
 from lessmore.lab.report.overview import overview
 from lessmore.lab.report.runs import Finished, find_runs
@@ -58,7 +58,7 @@ def runs(place: Path) -> dict[str, Finished]:
 @pytest.fixture(scope="module")
 def albums(runs: dict[str, Finished], place: Path) -> dict[str, Album]:
     library = Library(None, place / "cache")
-    return {name: look_through(run, library, 12) for name, run in runs.items()}
+    return {name: replay_run(run, library, 12) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -103,9 +103,9 @@ def test_pictures_are_of_what_changed_first(runs: dict[str, Finished], albums: d
         {"i": i, "label": 0, "zero_shot": int(z), "prediction": int(p)}
         for i, (z, p) in enumerate(["00", "00", "01", "10", "11", "00", "10", "10"])
     ]
-    assert choose(rows, 4) == [3, 2, 6, 7]  # type: ignore[arg-type]
-    assert choose(rows, 99) == [3, 2, 6, 7, 4, 0, 1, 5]  # type: ignore[arg-type]
-    assert choose([{"i": 0, "error": "broken"}], 4) == []
+    assert choose_pictured(rows, 4) == [3, 2, 6, 7]  # type: ignore[arg-type]
+    assert choose_pictured(rows, 99) == [3, 2, 6, 7, 4, 0, 1, 5]  # type: ignore[arg-type]
+    assert choose_pictured([{"i": 0, "error": "broken"}], 4) == []
     zeroshot = albums["zeroshot"]
     assert zeroshot.tokens == {} and zeroshot.reservoir == ()
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in zeroshot.uris.values())
@@ -115,7 +115,7 @@ def test_the_bins_are_those_of_the_calibration_error(tmp_path: Path) -> None:
     run = Finished(write_run(tmp_path, 900, 7), {})
     summary = json.loads((run.folder / "summary.json").read_text())
     for name, probability, key in (("prediction", "probability", "ece"), ("zero_shot", "zero_shot_probability", None)):
-        bins = detail.binned(run.rows, name, probability)
+        bins = detail.confidence_bins(run.rows, name, probability)
         error = float((bins.share * np.abs(bins.accuracy - bins.confidence)).sum())
         assert error == pytest.approx(summary["metrics"][key or "zero_shot_ece"], abs=1e-6)
         assert bins.share.sum() == pytest.approx(1)
@@ -125,22 +125,20 @@ def test_gains_by_class_and_domain_add_up(tmp_path: Path) -> None:
     run = Finished(write_run(tmp_path, 400, 40, domains=3), {})
     found = json.loads((run.folder / "summary.json").read_text())["metrics"]
     names = [f"name {c}" for c in range(40)]
-    gain, loss = detail.by_class(run.rows, names)
-    for figure in (gain, detail.by_domain(found["domains"])):
+    gain, loss = detail.class_figures(run.rows, names)
+    for figure in (gain, detail.domain_figure(found["domains"])):
         total = sum(int(n) * float(gain.replace("−", "-")) for _, n, _, _, gain in figure.body)
         assert total / found["n"] == pytest.approx(100 * found["gain"], abs=0.06)
         assert sum(int(line[1]) for line in figure.body) == 399
-    gains = [line.points for line in detail.class_gain_figure(run.rows, names)]
+    gains = [line.points for line in detail.class_gains(run.rows, names)]
     assert gains == sorted(gains, reverse=True)
     assert gain.svg.count('class="good"') == min(15, sum(g > 0 for g in gains)) > 5
     assert loss.svg.count('class="bad"') == sum(g < 0 for g in gains) > 5
     for svg, points in ((gain.svg, gains[0]), (loss.svg, -gains[-1])):
         unit = max(float(width) for width in re.findall(r'width="([\d.]+)"', svg)) / points
         assert unit == pytest.approx((214 - 46) / max(map(abs, gains)), rel=0.01), "both charts have one scale"
-    worst = detail.class_gain_figure(run.rows, names)[-1]
-    assert loss.svg.index(worst.name) < min(
-        loss.svg.index(g.name) for g in detail.class_gain_figure(run.rows, names)[-4:-1]
-    )
+    worst = detail.class_gains(run.rows, names)[-1]
+    assert loss.svg.index(worst.name) < min(loss.svg.index(g.name) for g in detail.class_gains(run.rows, names)[-4:-1])
 
 
 def test_running_accuracy_ends_with_the_accuracy(tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ def test_running_accuracy_ends_with_the_accuracy(tmp_path: Path) -> None:
     found = json.loads((run.folder / "summary.json").read_text())["metrics"]
     last = detail.over_time_figure(run.rows).body[-1]
     assert last == ("249", f"{100 * found['zero_shot_accuracy']:.1f}", f"{100 * found['accuracy']:.1f}")
-    assert len(detail.windows(found["over_time"]).body) == 20
+    assert len(detail.windows_figure(found["over_time"]).body) == 20
     short = Finished(write_run(tmp_path, 2, 5, failed=0), {})
     assert detail.over_time_figure(short.rows).svg
 
@@ -181,7 +179,7 @@ def test_lines_are_means_over_seeds(tmp_path: Path) -> None:
 
 def test_the_scripts_columns_hold_every_row(runs: dict[str, Finished], albums: dict[str, Album]) -> None:
     names = list(runs)
-    data = browser.payload(names, [runs[name].rows for name in names], [albums[name] for name in names])
+    data = browser.page_data(names, [runs[name].rows for name in names], [albums[name] for name in names])
     assert len(data["ids"]) == IMAGES, "the same images are named once for all runs"
     assert len(data["classes"]) == 1
     for name, run in zip(names, data["runs"], strict=True):
@@ -277,16 +275,16 @@ def test_moved_or_changed_data_leave_the_numbers(
     run = runs["zeroshot"]
     other = Finished(run.folder, run.summary)
     other.__dict__["header"] = {**run.header, "identity": {**run.header["identity"], "model": "another"}}
-    album = look_through(other, Library(None, place / "cache"), 5)
+    album = replay_run(other, Library(None, place / "cache"), 5)
     assert "weights" in album.notes[0] and "do the run again" in album.notes[0]
     assert album.classes and not album.uris
     photos = tmp_path / "photos"
     draw_folder(photos, IMAGES, seed=6)
     spec = {**run.header["spec"], "dataset": f"folder:{photos}"}
     other.__dict__["header"] = {**run.header, "spec": {**spec, "unheard_of": 1}}
-    assert "another version" in look_through(other, Library(None, place / "cache"), 5).notes[0]
+    assert "another version" in replay_run(other, Library(None, place / "cache"), 5).notes[0]
     other.__dict__["header"] = {**run.header, "spec": spec}
-    assert "not those of the run" in look_through(other, Library(None, place / "cache"), 5).notes[0]
+    assert "not those of the run" in replay_run(other, Library(None, place / "cache"), 5).notes[0]
 
 
 def test_a_large_reservoir_is_shown_in_part(runs: dict[str, Finished], albums: dict[str, Album]) -> None:

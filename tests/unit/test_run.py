@@ -28,7 +28,7 @@ from lessmore.lab.cache import CachedEncoding, Shards
 from lessmore.lab.job import prepare_job
 from lessmore.lab.loader import load_images
 from lessmore.lab.runner import CheckpointPace, run_one
-from lessmore.lab.spec import RunSpec, product
+from lessmore.lab.spec import RunSpec, grid_runs
 from lessmore.lab.store import read_rows
 from lessmore.methods import Outcome, registry
 from lessmore.methods.zeroshot import ZeroShot
@@ -326,7 +326,7 @@ def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyP
 
 def test_lists_make_a_product(photos: Path) -> None:
     wishes = {"model": "tiny", "dataset": f"folder:{photos}", "method": ["tca", "zeroshot"], "seed": [0, 1, 2]}
-    specs = product({**wishes, "corruption": ["none", "fog:3"], "limit": 5})
+    specs = grid_runs({**wishes, "corruption": ["none", "fog:3"], "limit": 5})
     assert len(specs) == len(set(map(str, specs))) == 12
     assert {spec.corruption for spec in specs} == {None, "fog:3"} and {spec.limit for spec in specs} == {5}
 
@@ -344,7 +344,7 @@ def test_lists_make_a_product(photos: Path) -> None:
 )
 def test_wrong_wishes_are_refused_before_anything_is_loaded(wishes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        product(wishes)
+        grid_runs(wishes)
 
 
 def test_a_device_that_is_not_there_is_one_sentence(spec: RunSpec, tmp_path: Path) -> None:

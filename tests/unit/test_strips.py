@@ -54,7 +54,7 @@ def test_colours_follow_tokens_through_the_blocks() -> None:
 
 
 def test_pruned_is_black_kept_is_untouched_merged_is_tinted(picture: Image.Image) -> None:
-    panels = tokens.panels(picture, TRACE, side=12)
+    panels = tokens.token_panels(picture, TRACE, side=12)
     before = cells(picture)
     for s, (panel, colours) in enumerate(zip(panels, tokens.cluster_colours(TRACE), strict=True)):
         after = cells(panel)
@@ -71,7 +71,7 @@ def test_pruned_is_black_kept_is_untouched_merged_is_tinted(picture: Image.Image
 
 def test_patches_of_one_token_share_a_colour_on_a_flat_picture() -> None:
     flat = Image.new("RGB", (12, 12), (100, 100, 100))
-    for s, panel in enumerate(tokens.panels(flat, TRACE, side=12)):
+    for s, panel in enumerate(tokens.token_panels(flat, TRACE, side=12)):
         shown = [tuple(cell[0, 0]) for cell in cells(panel)]
         for i in range(9):
             for j in range(9):
@@ -90,24 +90,24 @@ def test_palette_has_no_black_and_no_twins() -> None:
 
 
 def test_sizes(picture: Image.Image) -> None:
-    assert [p.size for p in tokens.panels(picture, TRACE)] == [(192, 192)] * 2
-    assert tokens.panels(picture, TRACE, side=13)[0].size == (15, 15)
-    strip = tokens.strip(picture, TRACE, "before: a 0.10 → after: b 0.90")
+    assert [p.size for p in tokens.token_panels(picture, TRACE)] == [(192, 192)] * 2
+    assert tokens.token_panels(picture, TRACE, side=13)[0].size == (15, 15)
+    strip = tokens.token_strip(picture, TRACE, "before: a 0.10 → after: b 0.90")
     assert strip.mode == "RGB"
     assert strip.width == 3 * 192 + 4 * 8
     assert 192 < strip.height < 300
     original = np.asarray(strip)[8:200, 8:200]
     assert (original == np.asarray(picture.resize((192, 192), Image.Resampling.NEAREST))).all()
     second = np.asarray(strip)[8:200, 208:400]
-    assert (second == np.asarray(tokens.panels(picture, TRACE)[0])).all()
+    assert (second == np.asarray(tokens.token_panels(picture, TRACE)[0])).all()
 
 
 def test_long_answers_widen_the_strip_and_odd_letters_do_not_break_it(picture: Image.Image) -> None:
     line = "before: " + "кошка 漢字 é " * 8 + "→ after"
-    strip = tokens.strip(picture, None, line)
+    strip = tokens.token_strip(picture, None, line)
     assert strip.width > 192 + 16
     assert (np.asarray(strip)[210:] < 128).any(), "no text was drawn"
-    assert tokens.strip(picture, None, "x" * 10_000).width < 3000
+    assert tokens.token_strip(picture, None, "x" * 10_000).width < 3000
 
 
 def test_text_is_reduced_to_ascii_only_for_pillows_own_font() -> None:
@@ -128,7 +128,7 @@ def test_tensors_and_wrong_shapes() -> None:
     same = (pixels * 255).round().to(torch.uint8)
     assert (np.asarray(tokens.as_picture(pixels)) == np.asarray(tokens.as_picture(same))).all()
     with pytest.raises(ConfigError, match="as_seen"):
-        tokens.panels(Image.new("RGB", (12, 10)), TRACE)
+        tokens.token_panels(Image.new("RGB", (12, 10)), TRACE)
 
 
 @pytest.mark.parametrize(("preset", "R"), [("default", 0.7), ("fixed", 0.7), ("paper", 0.8), ("default", 1.0)])
@@ -137,12 +137,12 @@ def test_a_real_trace_makes_a_strip(preset: str, R: float) -> None:
     for image in make_images(4, dtype=torch.float32):
         prediction = adapter(image, trace=True)
     picture = Image.fromarray(np.random.default_rng(0).integers(1, 256, (24, 24, 3), dtype=np.uint8))
-    strip = tokens.strip(picture, prediction.trace, tokens.answers(adapter.classes, prediction))
+    strip = tokens.token_strip(picture, prediction.trace, tokens.answers_line(adapter.classes, prediction))
     if prediction.trace is None:
         assert R == 1
         return
     assert strip.width >= (1 + len(prediction.trace.blocks)) * 192
-    for s, panel in enumerate(tokens.panels(picture, prediction.trace, side=24)):
+    for s, panel in enumerate(tokens.token_panels(picture, prediction.trace, side=24)):
         black = (np.asarray(panel).reshape(6, 4, 6, 4, 3).swapaxes(1, 2).reshape(36, -1) == 0).all(axis=1)
         assert (black == (prediction.trace.fate[0, s] >= PRUNED).numpy()).all()
         assert black.any() == (preset != "default")  # which prunes nothing

@@ -13,7 +13,7 @@ import pytest
 from lessmore.cli import main
 from lessmore.lab.report import write
 from lessmore.lab.report.escape import csv_table
-from lessmore.lab.report.tables import Cell, ResultTable, result_page, run_lines, table
+from lessmore.lab.report.tables import Cell, ResultTable, result_page, result_table, run_lines
 
 
 def summary(
@@ -80,7 +80,7 @@ def to_latex(of: ResultTable) -> str:
 
 def rows(*summaries: dict[str, Any]) -> list[dict[str, str]]:
     """The Markdown table as a list of dictionaries."""
-    lines = to_markdown(table(summaries)).split("\n\n")[0].splitlines()
+    lines = to_markdown(result_table(summaries)).split("\n\n")[0].splitlines()
     split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
     return [dict(zip(split[0], line, strict=True)) for line in split[1:]]
 
@@ -112,7 +112,7 @@ def test_best_is_bold_per_column_and_model_and_ties_are_shared() -> None:
 
 
 def test_the_average_needs_every_column() -> None:
-    arranged = table([summary(accuracy=0.8), summary("dtd", accuracy=0.6), summary("dtd", method="tda")])
+    arranged = result_table([summary(accuracy=0.8), summary("dtd", accuracy=0.6), summary("dtd", method="tda")])
     by_method = {row.labels[1]: row for row in arranged.rows}
     assert arranged.columns == ("dtd", "eurosat", "average")
     average = by_method["tca"].cells[-1]
@@ -122,7 +122,7 @@ def test_the_average_needs_every_column() -> None:
 
 
 def test_streams_that_do_not_compare_have_columns_of_their_own() -> None:
-    arranged = table(
+    arranged = result_table(
         [
             summary(),
             summary(corruption="fog:3"),
@@ -143,13 +143,17 @@ def test_streams_that_do_not_compare_have_columns_of_their_own() -> None:
 def test_different_data_under_one_name_do_not_mix() -> None:
     other = summary(accuracy=0.2)
     other["dataset"]["fingerprint"] = "0123456789"
-    assert table([summary(), {**other, "key": "other"}]).columns == ("eurosat, 01234567", "eurosat, f", "average")
+    assert result_table([summary(), {**other, "key": "other"}]).columns == (
+        "eurosat, 01234567",
+        "eurosat, f",
+        "average",
+    )
 
 
 def test_a_setting_shows_where_runs_differ_in_it_and_only_there() -> None:
-    assert table([summary(), summary(R=0.7)]).head == ("model", "method", "reducer", "preset", "R")
-    assert table([summary(), summary(device="cuda")]).head[5:] == ("device",)
-    arranged = table([summary(options={"lam": 2, "K": 3}), summary(precision="bfloat16")])
+    assert result_table([summary(), summary(R=0.7)]).head == ("model", "method", "reducer", "preset", "R")
+    assert result_table([summary(), summary(device="cuda")]).head[5:] == ("device",)
+    arranged = result_table([summary(options={"lam": 2, "K": 3}), summary(precision="bfloat16")])
     assert arranged.head[5:] == ("options", "precision")
     assert [row.labels[5:] for row in arranged.rows] == [
         ("", "bfloat16"),
@@ -163,7 +167,7 @@ def test_presets_tuned_on_test_labels_are_marked_and_never_best() -> None:
     tuned = [summary(name, accuracy=0.9, preset=f"released/{name}", tuned_on=name) for name in ("dtd", "eurosat")]
     foreign = summary("dtd", accuracy=0.95, preset="released/eurosat", tuned_on="eurosat")
     level = summary("dtd", accuracy=0.8, preset="released/other", tuned_on="other")
-    arranged = table([*tuned, foreign, level, summary("dtd"), summary("eurosat")])
+    arranged = result_table([*tuned, foreign, level, summary("dtd"), summary("eurosat")])
     text = to_markdown(arranged)
     by_preset = {row.labels[3]: row for row in arranged.rows}
     assert by_preset["released/own †"].cells[0] == by_preset["released/own †"].cells[1]
@@ -171,32 +175,32 @@ def test_presets_tuned_on_test_labels_are_marked_and_never_best() -> None:
     assert by_preset["released/eurosat †"].tuned
     assert "**90.00**" not in text and "**95.00**" not in text and text.count("**80.00**") == 3
     assert "† Settings tuned on test labels, those of dtd, eurosat, other" in text
-    assert "tuned on" not in to_markdown(table([summary()]))
+    assert "tuned on" not in to_markdown(result_table([summary()]))
 
 
 def test_the_newest_of_equal_runs_counts_and_the_others_are_mentioned() -> None:
     old, new = summary(accuracy=0.9), summary(accuracy=0.8, finished="2026-02-01T00:00:00")
     for order in ([old, new], [new, old], [new, old, new]):
-        arranged = table(order)
+        arranged = result_table(order)
         assert arranged.rows[1].cells == (Cell(80.0, pytest.approx(2.0), pytest.approx(5.0)),)
         assert any("1 older runs" in note for note in arranged.notes)
 
 
 def test_notes_tell_of_images_and_runs_left_out() -> None:
-    text = to_markdown(table([summary(failed=3), summary("dtd", failed=1)], ["tca-x (not finished)"]))
+    text = to_markdown(result_table([summary(failed=3), summary("dtd", failed=1)], ["tca-x (not finished)"]))
     assert "4 images could not be read" in text and "left out: tca-x (not finished)." in text
 
 
 def test_the_table_does_not_depend_on_the_order_of_the_runs() -> None:
     runs = [summary(name, method=m, seed=s) for name in ("a", "b") for m in ("tca", "tda") for s in (0, 1)]
-    assert to_latex(table(runs)) == to_latex(table(runs[::-1]))
+    assert to_latex(result_table(runs)) == to_latex(result_table(runs[::-1]))
 
 
 NASTY = "a|b & 50% of_$x #1 {y} ~z^ \\end{tabular} <b>*bold*</b>"
 
 
 def test_markdown_escapes() -> None:
-    text = to_markdown(table([summary(NASTY, model="m|n\nnew")]))
+    text = to_markdown(result_table([summary(NASTY, model="m|n\nnew")]))
     head, _, *body = text.split("\n\n")[0].splitlines()
     assert "a\\|b" in head and "\\<b\\>\\*bold\\*" in head and "of\\_\\$x" in head
     assert len(body) == 3 and "m\\|n new" in body[-1]
@@ -204,7 +208,7 @@ def test_markdown_escapes() -> None:
 
 
 def test_latex_escapes_and_is_balanced() -> None:
-    text = to_latex(table([summary(NASTY, preset="a_b", tuned_on="q", accuracy=0.5), summary(NASTY)]))
+    text = to_latex(result_table([summary(NASTY, preset="a_b", tuned_on="q", accuracy=0.5), summary(NASTY)]))
     assert r"a|b \& 50\% of\_\$x \#1 \{y\} \textasciitilde{}z\textasciicircum{} \textbackslash{}end\{tabular\}" in text
     assert r"a\_b $\dagger$" in text and r"\textbf{80.00} $\pm$ 2.00 (+5.00)" in text
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -237,7 +241,7 @@ def test_build_finds_runs_at_any_depth_once(tmp_path: Path, capsys: pytest.Captu
     put(tmp_path, "a/b/two", summary("dtd"))
     file = tmp_path / "a" / "one" / "summary.json"
     assert main(["build", str(tmp_path), str(tmp_path / "a"), str(file)]) == 0
-    assert capsys.readouterr().out == to_markdown(table([summary(), summary("dtd")]))
+    assert capsys.readouterr().out == to_markdown(result_table([summary(), summary("dtd")]))
 
 
 def test_build_lists_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,9 @@ def test_the_demos_numbers_hang_together(ran: tuple[str, dict[str, Any], str]) -
 
 
 def test_the_answers_do_not_depend_on_the_number_of_workers(ran: tuple[str, dict[str, Any], str]) -> None:
-    stream = demo.stream(demo.DemoJob("tiny", *demo.SHIFTS[1], 12, demo.SEED + 1), demo.load("tiny"), lambda _: None)
+    stream = demo.run_stream(
+        demo.DemoJob("tiny", *demo.SHIFTS[1], 12, demo.SEED + 1), demo.load("tiny"), lambda _: None
+    )
     expected = ran[1]["streams"][stream.title]
     assert stream.labels.tolist() == expected["labels"]
     assert {name: a.tolist() for name, a in stream.answers.items()} == expected["answers"]
@@ -187,13 +189,13 @@ def test_the_gallery_shows_what_the_stream_answered(monkeypatch: pytest.MonkeyPa
     """The second pass that records the tokens must give the very answers of the first, and leave no trace itself."""
     monkeypatch.setattr(demo, "_WINDOW", 5)
     vlm, job = demo.load("tiny"), demo.DemoJob("tiny", "contrast", 2, 24, 5)
-    stream, plain, ours = demo.stream(job, vlm, lambda _: None), demo.CONTENDERS[0], demo.CONTENDERS[-1]
+    stream, plain, ours = demo.run_stream(job, vlm, lambda _: None), demo.CONTENDERS[0], demo.CONTENDERS[-1]
     pixels = demo.Comparison(job, vlm).pixels
     before, after = (list(demo._adapter(vlm, contender).stream(pixels)) for contender in (plain, ours))
     assert [p.index for p in after] == stream.answers[demo.OURS].tolist()
     names, kinds = demo.demo_class_names(), []
     for label, b, a in zip(stream.labels, before, after, strict=True):
-        kinds.append(demo.kind(label, np.int64(b.index), np.int64(a.index)))
+        kinds.append(demo.answer_verdict(label, np.int64(b.index), np.int64(a.index)))
     assert {e.verdict for e in stream.exhibits} == set(demo.GALLERY) & set(kinds[5:])
     for exhibit in stream.exhibits:
         i = kinds.index(exhibit.verdict, 5)
@@ -210,9 +212,9 @@ def test_intervals() -> None:
     rng = np.random.default_rng(1)
     differences = [rng.choice([-1.0, 0.0, 1.0], size=400, p=[0.05, 0.8, 0.15]) for _ in range(4)]
     state = np.random.get_state()[1].copy()
-    gain = demo_summary.paired(differences)
+    gain = demo_summary.paired_gain(differences)
     assert (np.random.get_state()[1] == state).all()
-    assert gain == demo_summary.paired(differences)
+    assert gain == demo_summary.paired_gain(differences)
     assert gain.value == pytest.approx(100 * np.mean(differences))
     spread = 100 * np.std(differences) / np.sqrt(1600)
     assert gain.high - gain.low == pytest.approx(2 * 1.96 * spread, rel=0.1)

@@ -22,7 +22,7 @@ from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu, list_engines
 from lessmore.errors import ConfigError, unknown
-from lessmore.lab.latency import Times, interleaved, percentile, ratio
+from lessmore.lab.latency import Times, interleaved, percentile, time_ratio
 from lessmore.lab.memory import measure_peak
 from lessmore.methods import Method, Setup
 from lessmore.methods.resolve import resolve
@@ -167,7 +167,7 @@ def _row(vision: ViT, classes: int, key: str, times: Times, memory: int) -> dict
     contender = next(c for c in CONTENDERS if c.name == name)
     preset = setup_of(vision, 1, contender).preset
     adaptation = preset.adaptation if contender.method == "tca" else None
-    to_plain = ratio(times[key], times[f"{engine}/{PLAIN}"])
+    to_plain = time_ratio(times[key], times[f"{engine}/{PLAIN}"])
     middle = statistics.median(times[key])
     weights = sum(p.numel() * p.element_size() for p in vision.parameters())
     return {

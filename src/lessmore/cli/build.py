@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.runs import find_runs
-from lessmore.lab.report.tables import SummaryView, result_page, run_lines, table
+from lessmore.lab.report.tables import SummaryView, result_page, result_table, run_lines
 from lessmore.lab.report.write import to_html, to_latex, to_markdown
 from lessmore.storage.files import replacing
 
@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
 def _write(summaries: list[SummaryView], left_out: list[str], ending: str) -> str:
     if ending == ".csv":
         return csv_table(run_lines(summaries))
-    page = result_page(table(summaries, left_out))
+    page = result_page(result_table(summaries, left_out))
     if ending == ".html":
         return to_html(replace(page, title="Results"), "lessmore build")
     return to_latex(page) if ending == ".tex" else to_markdown(page)

@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     torch.set_num_threads(1)
     with _progress(args.images, args.quiet) as tick:
         result = demo.run_demo(args.model, args.images, args.seed, args.workers, tick)
-    found = demo_summary.lines(result)
+    found = demo_summary.contender_lines(result)
     page.write_text(render_demo(demo_summary.as_page(result, found)), encoding="utf-8")
     if numbers is not None:
         numbers.write_text(json.dumps(demo_summary.as_json(result, found)) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
 from lessmore.errors import ConfigError, StateError
-from lessmore.lab.report.album import Album, Library, look_through
+from lessmore.lab.report.album import Album, Library, replay_run
 from lessmore.lab.report.html import render_report
 from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.paper.figures.plots import save_run_plots
@@ -86,5 +86,5 @@ def _albums(runs: list[Finished], args: Namespace) -> list[Album]:
     for number, finished in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}"
         with tqdm(desc=title, unit="image", disable=args.quiet or None, leave=False) as bar:
-            albums.append(look_through(finished, library, count, bar.update))
+            albums.append(replay_run(finished, library, count, bar.update))
     return albums

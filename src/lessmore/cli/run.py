@@ -19,7 +19,7 @@ from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
 from lessmore.lab.runner import run_one
-from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, product
+from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, grid_runs
 from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 
@@ -95,7 +95,7 @@ def run(args: Namespace) -> int:
     """Do all runs; 0, 3 if some images failed, 130 if interrupted."""
     _check(args)
     wishes = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "device", "workers")}
-    specs = product({name: value for name, value in wishes.items() if value is not None})
+    specs = grid_runs({name: value for name, value in wishes.items() if value is not None})
     failed = 0
     with Stop() as stop:
         for number, summary in enumerate(_summaries(specs, args, stop), start=1):

@@ -46,7 +46,7 @@ def parser() -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Write the strip and print the answers."""
     from lessmore.data.images import load_image
-    from lessmore.lab.report.tokens import answers, png, prediction_strip
+    from lessmore.lab.report.tokens import answers_line, png, prediction_strip
 
     path = Path(args.output)
     check_writable(path, (".png",))
@@ -56,5 +56,5 @@ def run(args: Namespace) -> int:
         adapter.restore(args.state)
     prediction = adapter(image, trace=True)
     path.write_bytes(png(prediction_strip(adapter, image, prediction)))
-    print(f"{path}\t{answers(adapter.classes, prediction)}")
+    print(f"{path}\t{answers_line(adapter.classes, prediction)}")
     return OK

@@ -1,9 +1,9 @@
-"""Encodings of images, computed once and shared by all runs that do not need the encoder to see their state.
+"""Encodings of images, computed once and shared by all runs whose encoder need not see the stream's state.
 
 A folder holds what one tower, under one condensation, makes of one data set: shards of a few dozen images, each a
-safetensors file that names its images in its header. Shards appear whole or not at all and never change, so runs may
-read and add at the same time and be killed at any time. Images are encoded one by one, so that an encoding from the
-cache equals a fresh one bit by bit.
+safetensors file that names its images in its header. A shard is written atomically and never changes, so runs can read
+and add at the same time and be killed at any time. Images are encoded one by one, so that an encoding from the cache
+equals a fresh one bit by bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 SCHEMA = "lessmore.encodings/2"
 _MOST = 1 << 31  # bytes of a shard
 _REMEDY = "its images are encoded again"
-_OPEN = 16  # shards that are kept in memory
+_OPEN = 16  # shards kept in memory
 _SHARD = 64  # images: what a killed run has to encode again at most
 
 
@@ -47,31 +47,48 @@ class CachedEncoding(NamedTuple):
 
 
 def tokens_left(vision: ViT, steps: list[Step]) -> int:
-    """Tokens of the (first) image that leave the last block, the class token included."""
-    # Behind every token that leaves a block there is a patch that came.
+    """Tokens of the first image that leave the last block, including the class token.
+
+    Args:
+        vision: The tower.
+        steps: What its condensing blocks did; empty means nothing was condensed.
+    """
+    # Tokens of the last block are numbered from 0, and each comes from at least one patch.
     return int(steps[-1].target[0].amax()) + 1 + vision.shape.class_token if steps else vision.shape.tokens
 
 
-def effective(condensation: Condensation) -> Condensation:
-    """The same computation under one name: settings of a condensation that condenses nothing do not matter."""
+def canonical_condensation(condensation: Condensation) -> Condensation:
+    """A condensation under its canonical name: if it condenses nothing, its other settings do not matter."""
     return condensation if condensation.active else replace(PLAIN, summary=condensation.summary)
 
 
 def encodings_folder(cache: Cache, identity: Mapping[str, Any], condensation: Condensation) -> Path | None:
-    """Where encodings of what `identity` names lie; None where there is no cache."""
+    """The folder of one kind of encoding, or None where there is no cache.
+
+    Args:
+        cache: See `lessmore.storage.cache.cache_folder`.
+        identity: What decides an encoding besides the condensation: `Job.sight`.
+        condensation: How the tower condenses.
+    """
     made_of = {"schema": SCHEMA, "algorithm": ENCODING, **identity, "condensation": asdict(condensation)}
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     return cache_folder(cache, "encodings", digest[:32])
 
 
 class Shards:
-    """The encodings in one folder; with folder None it only remembers the last ones.
+    """The encodings in one folder. Without a folder it only remembers the latest ones.
 
-    Every shard is checked as a whole when the first of its images is asked for. One that is damaged is removed with a
-    line in the log, and its images are encoded again.
+    A shard is checked as a whole when the first of its images is asked for. A damaged one is removed with a line in the
+    log, and its images are encoded again.
     """
 
     def __init__(self, folder: Path | None, tokens: bool) -> None:
+        """Index the shards of a folder.
+
+        Args:
+            folder: Where the shards are; None keeps nothing on disk.
+            tokens: Whether encodings need their tokens; shards without them are then ignored.
+        """
         self.folder = folder
         self.tokens = tokens
         self._place: dict[str, tuple[Path, int]] = {}
@@ -124,7 +141,12 @@ class Shards:
         return tensors
 
     def put(self, name: str, entry: CachedEncoding) -> None:
-        """Add an encoding; it is on the disk after a few dozen more, or after `flush`."""
+        """Add an encoding; it reaches the disk with its shard, after a few dozen more or at `flush`.
+
+        Args:
+            name: The image's id in the stream.
+            entry: Its encoding; one with NaN or infinity is not kept.
+        """
         feature, tokens, _ = entry.encoded
         if not bool(feature.isfinite().all() and tokens.isfinite().all()):
             return
@@ -134,7 +156,7 @@ class Shards:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is new as one shard. A cache that cannot be written is given up with a warning."""
+        """Write what is new as one shard. After a failed write the cache stays off, with a warning."""
         names, entries = list(self._new), list(self._new.values())
         self._new = {}
         if not names or self.folder is None:
@@ -158,7 +180,7 @@ class Shards:
 
 
 class CachedEncoder:
-    """The vision tower under one condensation, asked at most once for every image."""
+    """The vision tower under one condensation; each image is encoded at most once."""
 
     def __init__(self, vision: ViT, condensation: Condensation, shards: Shards) -> None:
         self.vision = vision
@@ -166,7 +188,12 @@ class CachedEncoder:
         self.shards = shards
 
     def __call__(self, name: str, pixels: Callable[[], Tensor]) -> tuple[CachedEncoding, bool]:
-        """The encoding on the tower's device, and whether it was made just now from pixels() [1, 3, H, W]."""
+        """The encoding of an image on the tower's device, and whether it was computed just now.
+
+        Args:
+            name: The image's id in the stream.
+            pixels: Called only if the encoding is not cached; gives `[1, 3, H, W]`.
+        """
         stored = self.shards.get(name)
         if stored is not None:
             return self._placed(stored), False

@@ -1,7 +1,7 @@
 """The demo: four shifted streams of the embedded world through zero-shot, EViT and TCA, one image at a time.
 
 Every shift is its own stream with a fresh adapter. The three methods take turns on every image, in one thread, so that
-their times are measured under the same conditions. What comes out is reported as it is.
+their times are measured under the same conditions. The result is reported whatever it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lessmore.lab.report.page import Exhibit, TokenPanel
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
 
-# Held out: no setting of the package was chosen on these shifts and seeds.
+# Held out: no setting of this package was chosen on these shifts and seeds.
 SHIFTS = (("background", 5), ("noise", 2), ("blur", 2), ("sketch", 2))
 SEED = 82_000
 SEEDS = 2**40 - len(SHIFTS)
@@ -41,7 +41,7 @@ PRESET = "default"
 
 GALLERY = {"fixed": 1, "broken": 1, "right": 1}
 """How many images of each kind the page shows, per shift."""
-_WINDOW = 40  # images between two copies of TCA's memory, from which the gallery's pictures are made
+_WINDOW = 40  # images between copies of TCA's state, from which the pictures of the gallery are made
 
 
 class DemoContender(NamedTuple):
@@ -78,7 +78,7 @@ class DemoJob(NamedTuple):
 
 @dataclass(frozen=True)
 class DemoStream:
-    """What came of one stream of n images."""
+    """The result of one stream of n images."""
 
     title: str
     labels: NDArray[np.int64]
@@ -102,7 +102,7 @@ Ticker = Callable[[DemoTick], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """A whole run."""
 
     vlm: VLM
@@ -119,14 +119,22 @@ def run_demo(
     seed: int = SEED,
     workers: int | None = None,
     tick: Ticker = lambda _: None,
-) -> Result:
-    """Stream all shifts; workers: processes, by default one per core. The answers do not depend on their number."""
+) -> DemoResult:
+    """Stream all shifts through all contenders.
+
+    Args:
+        model: Name of an embedded model, or what else `lessmore.load` takes.
+        images: Images per shift.
+        seed: Of the first shift; the others use the next ones. Must be below `SEEDS`.
+        workers: Processes; None means one per core. The answers do not depend on it.
+        tick: Called after each image, for progress bars.
+    """
     start = time.monotonic()
     vlm = load(model)
     jobs = [DemoJob(model, kind, severity, images, seed + i) for i, (kind, severity) in enumerate(SHIFTS)]
     workers = min(len(jobs), _cores() if workers is None else workers)
-    streams = [stream(job, vlm, tick) for job in jobs] if workers == 1 else _in_parallel(jobs, workers, tick)
-    return Result(vlm, demo_class_names(), seed, streams, workers, time.monotonic() - start)
+    streams = [run_stream(job, vlm, tick) for job in jobs] if workers == 1 else _in_parallel(jobs, workers, tick)
+    return DemoResult(vlm, demo_class_names(), seed, streams, workers, time.monotonic() - start)
 
 
 def demo_class_names() -> list[str]:
@@ -139,7 +147,7 @@ def _cores() -> int:
 
 
 def _in_parallel(jobs: list[DemoJob], workers: int, tick: Ticker) -> list[DemoStream]:
-    """Share the streams out among processes, one thread each: at batch 1 that uses the cores best."""
+    """Divide the streams among processes of one thread each, which at batch 1 uses the cores best."""
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     messages = context.Queue()
     processes = [context.Process(target=_work, args=(jobs[i::workers], messages), daemon=True) for i in range(workers)]
@@ -161,7 +169,7 @@ def _in_parallel(jobs: list[DemoJob], workers: int, tick: Ticker) -> list[DemoSt
 
 
 def _next(messages: Any, processes: list[Any]) -> Any:
-    """The next message; a worker that died in silence is an error, not a reason to wait for ever."""
+    """The next message. A worker that died silently is an error, so that nobody waits forever."""
     while True:
         try:
             return messages.get(timeout=1)
@@ -175,11 +183,17 @@ def _work(jobs: list[DemoJob], messages: Any) -> None:
     torch.set_num_threads(1)
     vlm = load(jobs[0].model)
     for job in jobs:
-        messages.put(stream(job, vlm, messages.put))
+        messages.put(run_stream(job, vlm, messages.put))
 
 
-def stream(job: DemoJob, vlm: VLM, tick: Ticker) -> DemoStream:
-    """One stream through every contender."""
+def run_stream(job: DemoJob, vlm: VLM, tick: Ticker) -> DemoStream:
+    """One stream through every contender.
+
+    Args:
+        job: The stream.
+        vlm: The model, shared by all contenders.
+        tick: Called after each image.
+    """
     race = Comparison(job, vlm)
     exhibits: list[Exhibit] = []
     missing = dict(GALLERY)
@@ -189,7 +203,7 @@ def stream(job: DemoJob, vlm: VLM, tick: Ticker) -> DemoStream:
         for i in window:
             race.step(i)
             tick((job.title, i + 1, race.accuracy(i + 1)))
-        if window.stop > job.images // 4:  # earlier there is little to remember
+        if window.stop > job.images // 4:  # before that, little has been remembered
             exhibits += race.exhibits(fork, window, missing)
     order = list(GALLERY)
     exhibits.sort(key=lambda exhibit: order.index(exhibit.verdict))
@@ -209,7 +223,7 @@ class Comparison:
         self.before = np.zeros(job.images, dtype=np.int64)
 
     def step(self, i: int) -> None:
-        """Let every contender answer image i; whoever comes first finds the caches cold, so they take turns at that."""
+        """Let every contender answer image i. The first finds cold caches, so they take turns at being first."""
         names = list(self.adapters)
         for name in names[i % len(names) :] + names[: i % len(names)]:
             start = time.perf_counter()
@@ -224,13 +238,18 @@ class Comparison:
         return {n: float(np.mean(a[:count] == self.labels[:count])) for n, a in self.answers.items()}
 
     def exhibits(self, fork: Adapter, window: range, missing: dict[str, int]) -> Iterator[Exhibit]:
-        """Of a window, those the gallery still misses: it is run once more, from its beginning, to record the tokens.
+        """Exhibits from one window, for the kinds that the gallery still lacks.
 
-        Recording in the first run would count against TCA's time.
+        The window is run a second time to record tokens; recording in the first run would count against TCA's time.
+
+        Args:
+            fork: Ours as it was before the window.
+            window: Numbers of the images.
+            missing: How many exhibits of each kind are still wanted; counted down in place.
         """
         wanted: dict[int, str] = {}
         for i in window:
-            what = kind(self.labels[i], self.answers[BASELINE][i], self.answers[OURS][i])
+            what = answer_verdict(self.labels[i], self.answers[BASELINE][i], self.answers[OURS][i])
             if missing.get(what, 0):
                 wanted[i] = what
                 missing[what] -= 1
@@ -265,8 +284,14 @@ def _adapter(vlm: VLM, contender: DemoContender) -> Adapter:
     return adapt(vlm, demo_class_names(), method=method, reducer=reducer, preset=PRESET, R=R, cache=False)
 
 
-def kind(label: np.int64, before: np.int64, after: np.int64) -> str:
-    """What became of an answer: right (as before), broken, fixed, or wrong (as before, or otherwise)."""
+def answer_verdict(label: np.int64, before: np.int64, after: np.int64) -> str:
+    """What adaptation did to an answer: `right` or `wrong` before and after, or `fixed`, or `broken`.
+
+    Args:
+        label: The true class.
+        before: Predicted class without adaptation.
+        after: Predicted class with it.
+    """
     if before == label:
         return "right" if after == label else "broken"
     return "fixed" if after == label else "wrong"
@@ -274,7 +299,7 @@ def kind(label: np.int64, before: np.int64, after: np.int64) -> str:
 
 def _panels(seen: Image.Image, trace: SourceMap) -> Iterator[TokenPanel]:
     fates = trace.fate[0]
-    for s, picture in enumerate(tokens.panels(seen, trace, side=seen.width)):
+    for s, picture in enumerate(tokens.token_panels(seen, trace, side=seen.width)):
         kept, merged, pruned = (int((fates[s] == fate).sum()) for fate in range(3))
         alt = f"after block {trace.blocks[s]}: {kept} patches kept, {merged} merged, {pruned} pruned here"
         yield TokenPanel(tokens.data_uri(picture), f"block {trace.blocks[s]}: {int(trace.left[0, s])} tokens", alt)

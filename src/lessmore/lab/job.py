@@ -1,7 +1,7 @@
-"""From a wish to a job: everything looked up, nothing left to chance, and a key that names it.
+"""From a request to a job: everything is resolved, nothing is left to chance, and a key names the result.
 
 The key is a hash of all that can change the numbers, by content and not by name: weights, preprocessing, prompts,
-settings, the stream and a glance at its pixels, precision and kind of device.
+settings, the stream and a sample of its pixels, precision and kind of device.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Job:
         return f"{readable[: _NAME_BYTES - 17]}_{self.key[:16]}"
 
     def setup(self, cache: bool | str | Path) -> Setup:
-        """What the method is built from; cache: where class embeddings are kept, if at all."""
+        """What the method is built from; `cache` says where class embeddings are kept, if at all."""
         # Cloned, because where a tensor lies in memory may decide how a product of it is rounded.
         text = self.vlm.classifier(self.classes, self.templates, cache=cache).clone()
         return Setup(
@@ -103,14 +103,23 @@ class Job:
         )
 
     def _prompts(self) -> str:
-        """Sha256 over the token ids, which hold all that class names, templates and tokenizer can change."""
+        """Sha256 over the token ids, through which class names, templates and tokenizer have their effect."""
         texts = [prompt for row in prompts(self.classes, self.templates) for prompt in row]
         ids = self.vlm.tokenize(texts).cpu().contiguous()
         return hashlib.sha256(f"{len(self.classes)} {tuple(ids.shape)}".encode() + ids.numpy().tobytes()).hexdigest()
 
 
 def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None = None) -> Job:
-    """Look everything up; model and data set are opened unless given."""
+    """Resolve a run: open its model and data set, and settle every setting.
+
+    Args:
+        spec: What was asked.
+        vlm: The model that `spec` names, if it is open already.
+        dataset: The data set that `spec` names, if it is open already.
+
+    Raises:
+        LessmoreError: A name is unknown, data are missing, or settings do not go together.
+    """
     dataset = dataset or open_dataset(spec.dataset, None if spec.root is None else Path(spec.root))
     templates = _templates(spec.templates, dataset.templates)
     stream = make_stream(dataset, spec.order, spec.seed, spec.limit, spec.corruption)
@@ -130,7 +139,7 @@ def open_model(spec: RunSpec) -> VLM:
 
 
 def _templates(wanted: str | None, own: Mapping[str, tuple[str, ...]]) -> Templates:
-    """The data set's set of that name, else whatever the package knows under it."""
+    """The data set's own set of that name, or else the package's."""
     if wanted is None:
         return next(iter(own.values()), "photo")
     return own.get(wanted, wanted)

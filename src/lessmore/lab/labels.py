@@ -1,7 +1,7 @@
 """What a preset is, in the words that every list, table, page and figure uses.
 
-TCA is a name with several meanings: the paper's text, its authors' code, and what we make of it. Only preset `paper` is
-the paper's TCA, so no label says TCA without its preset.
+TCA can mean the paper's text, its authors' code, or our version of it. Only preset `paper` is the paper's TCA, so no
+label says TCA without its preset.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ def preset_label(name: str) -> str:
 
 
 def method_label(name: str, method: str, preset: str) -> str:
-    """A name for TCA at a preset: which TCA it is must be in it; names of other methods stay.
+    """A contender's name in which TCA is always followed by its preset; other methods keep their names.
 
     >>> method_label("TCA R=0.9", "tca", "fixed"), method_label("TDA", "tda", "fixed")
     ('TCA (fixed) R=0.9', 'TDA')
+
+    Args:
+        name: The name so far.
+        method: The registered method.
+        preset: Name of the preset.
     """
     if method != "tca" or not name.startswith("TCA"):
         return name
@@ -42,6 +47,6 @@ def method_label(name: str, method: str, preset: str) -> str:
 
 
 def preset_note(presets: Iterable[str]) -> str:
-    """A sentence on the presets of a table, and empty where there are none."""
+    """One sentence on the presets of a table; empty if there are none."""
     told = "; ".join(f"{name}: {preset_label(name)}" for name in dict.fromkeys(presets))
     return f"Presets: {told}. {_ONLY}" if told else ""

@@ -1,7 +1,7 @@
 """How long things take, compared fairly: contenders take turns, so that all see the same machine.
 
-A machine does other things too, and clocks drift. Medians of interleaved rounds survive both, and a ratio is taken
-round by round before its median is: what slows one round down slows both of its sides.
+A machine does other things too, and clocks drift. Medians over interleaved rounds are robust to both. A ratio is taken
+within each round before the median is: whatever slows a round slows both sides of its ratio.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ class Ratio(NamedTuple):
     high: float
 
 
-def timed(run: Callable[[], object], device: torch.device | str = "cpu") -> float:
-    """Seconds of one call, the device drained before and after."""
+def seconds_of(run: Callable[[], object], device: torch.device | str = "cpu") -> float:
+    """Seconds of one call, with all work on the device finished before and after.
+
+    Args:
+        run: What to time.
+        device: Where it runs.
+    """
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else _nothing
     wait()
     start = time.perf_counter()
@@ -46,14 +51,21 @@ def interleaved(
 ) -> Iterator[Times]:
     """Time every contender once per round, in an order that changes from round to round.
 
-    Yields the times so far after every round, warm-up rounds left out, so that callers may stop early or show progress.
+    Args:
+        contenders: What to time, by name.
+        rounds: Rounds that count.
+        device: Where they run.
+        warmup: Rounds before those, which do not count.
+
+    Yields:
+        The times so far, after every round that counts, so that callers can stop early or show progress.
     """
     times: Times = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for i in range(warmup + rounds):
         shuffle(order)
         for name in order:
-            seconds = timed(contenders[name], device)
+            seconds = seconds_of(contenders[name], device)
             if i >= warmup:
                 times[name].append(seconds)
         if i >= warmup:
@@ -61,7 +73,14 @@ def interleaved(
 
 
 def measure_latency(contenders: Contenders, rounds: int, device: torch.device | str = "cpu", warmup: int = 3) -> Times:
-    """All rounds of `interleaved`."""
+    """All rounds of `interleaved`.
+
+    Args:
+        contenders: What to time, by name.
+        rounds: Rounds that count.
+        device: Where they run.
+        warmup: Rounds before those, which do not count.
+    """
     times: Times = {name: [] for name in contenders}
     for times in interleaved(contenders, rounds, device, warmup):  # noqa: B007 (the last one is what we want)
         pass
@@ -69,7 +88,12 @@ def measure_latency(contenders: Contenders, rounds: int, device: torch.device | 
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, by linear interpolation."""
+    """The value below which a share of the values lies, by linear interpolation.
+
+    Args:
+        values: In any order, at least one.
+        share: 0 to 1.
+    """
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -77,8 +101,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def ratio(times: Sequence[float], base: Sequence[float], draws: int = 1000) -> Ratio:
-    """Median over the rounds of times/base, with a bootstrap interval over the rounds."""
+def time_ratio(times: Sequence[float], base: Sequence[float], draws: int = 1000) -> Ratio:
+    """Median over the rounds of times / base, with a 95 % bootstrap interval over the rounds.
+
+    Args:
+        times: Seconds per round.
+        base: Seconds of the other contender in the same rounds.
+        draws: Bootstrap samples.
+    """
     pairs = [t / b for t, b in zip(times, base, strict=True)]
     choices = random.Random(0).choices
     medians = [statistics.median(choices(pairs, k=len(pairs))) for _ in range(draws)]

@@ -1,7 +1,7 @@
 """Images ready before they are asked for: worker processes decode, corrupt and preprocess ahead, in order.
 
-What cannot be read travels as its reason, so that one bad file does not end a run. Workers are started afresh (spawn):
-they inherit neither locks nor half-initialised threads. They end with the run, also where it is killed.
+An image that cannot be read is passed on as the reason, so that one bad file does not end a run. Workers are spawned:
+they inherit neither locks nor half-initialised threads. They end with the run, even if it is killed.
 """
 
 from __future__ import annotations
@@ -51,16 +51,32 @@ class _Samples(Dataset[Loaded]):
 
 
 def load_one(stream: Stream, preprocess: Transform, i: int) -> Loaded:
-    """Decode, corrupt and preprocess one sample."""
+    """Decode, corrupt and preprocess one sample; a failure is part of the result.
+
+    Args:
+        stream: Where it comes from.
+        preprocess: From an image to pixels.
+        i: Its position in the stream.
+    """
     try:
-        # An array and not a tensor: it comes through a pipe, where tensors would need shared memory to be large enough.
+        # An array, because it goes through a pipe; a tensor would need enough shared memory.
         return Loaded(i, preprocess(stream.image(i)).numpy(), None)
     except ImageError as error:
         return Loaded(i, None, " ".join(str(error).split()))
 
 
 def load_images(stream: Stream, preprocess: Transform, indices: Sequence[int], workers: int) -> Generator[Loaded]:
-    """The samples in the order of `indices`; with workers = 0 each is made when it is asked for."""
+    """Samples, in the order of `indices`.
+
+    Args:
+        stream: Where they come from.
+        preprocess: From an image to pixels.
+        indices: Positions in the stream.
+        workers: Processes; 0 loads each sample when it is asked for.
+
+    Raises:
+        LoaderError: A worker process has died.
+    """
     if not workers or not indices:
         yield from (load_one(stream, preprocess, i) for i in indices)
         return
@@ -72,7 +88,7 @@ def load_images(stream: Stream, preprocess: Transform, indices: Sequence[int], w
         collate_fn=_as_it_is,
         worker_init_fn=_attach,
         multiprocessing_context="spawn",
-        generator=torch.Generator(),  # else it draws a seed from the global one
+        generator=torch.Generator(),  # otherwise the loader draws a seed from the global one
     )
     try:
         for batch in batches:
@@ -91,9 +107,9 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _attach(_: int) -> None:
-    """Begin a worker: it leaves signals to the run, which asks it to end, and ends at once when the run has died.
+    """Start a worker: it ignores signals, because the run tells it when to end, and it exits at once if the run dies.
 
-    Left to itself it would wait for ever to hand over an image that nobody takes.
+    Otherwise it would wait forever to hand over an image that nobody takes.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The most memory something takes while it is made and run."""
+"""Peak memory while something is built and run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ Made = TypeVar("Made")
 
 
 def measure_peak(run: Callable[[], Made], device: torch.device | str = "cpu") -> tuple[Made, int]:
-    """What `run` returns, and the bytes of tensors at its worst moment, beyond those that were there before."""
+    """What a call returns, and the peak bytes of tensors during it, beyond those that existed before.
+
+    Args:
+        run: What to measure.
+        device: Whose memory counts.
+    """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

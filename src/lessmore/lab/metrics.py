@@ -23,7 +23,7 @@ WINDOWS = 20
 
 
 def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
-    """Everything a summary says about a run's answers; `None` stands for what cannot be known without any."""
+    """Everything a summary says about a run's answers; `None` where no image was answered."""
     answered = [row for row in rows if "error" not in row]
     right = np.array([row["prediction"] == row["label"] for row in answered], dtype=bool)
     plain = np.array([row["zero_shot"] == row["label"] for row in answered], dtype=bool)
@@ -44,18 +44,18 @@ def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
 
 
 def resampled(kinds: Array, counts: NDArray[Any], generator: np.random.Generator) -> Array:
-    """Means of bootstrap samples: of as many images, drawn with replacement.
+    """Means of bootstrap samples, each of as many images, drawn with replacement.
 
-    Drawing images is drawing how often each kind of image occurs, so the multinomial distribution gives the samples
-    themselves, whatever the number of images.
+    To draw images is to draw how often each kind of image occurs, so a multinomial distribution gives the exact samples
+    at a cost that does not grow with the number of images.
 
     Args:
-        kinds: Values that occur, [k, v].
-        counts: How many images have each of them, [k].
+        kinds: Values that occur, `[k, v]`.
+        counts: How many images have each of them, `[k]`.
         generator: Where the draws come from.
 
     Returns:
-        Means of the values in each of `DRAWS` samples, [DRAWS, v].
+        Means of the values in each of `DRAWS` samples, `[DRAWS, v]`.
     """
     n = counts.sum()
     means: Array = (generator.multinomial(n, counts / n, size=DRAWS) @ kinds) / n
@@ -63,13 +63,18 @@ def resampled(kinds: Array, counts: NDArray[Any], generator: np.random.Generator
 
 
 def interval(draws: Array) -> Array:
-    """The 95 % interval of draws [d, ...], as [2, ...]: low and high."""
+    """The 95 % interval of draws `[d, ...]`, as `[2, ...]`: low and high."""
     bounds: Array = np.quantile(draws, (0.025, 0.975), axis=0)
     return bounds
 
 
 def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
-    """Accuracy of the method and of matched zero-shot, and the paired gain, with 95 % bootstrap intervals."""
+    """Accuracy of the method and of matched zero-shot, and the paired gain, as fractions with 95 % bootstrap intervals.
+
+    Args:
+        right: Whether the method was right, `[n]`.
+        plain: Whether matched zero-shot was, on the same images, `[n]`.
+    """
     names = ("accuracy", "zero_shot_accuracy", "gain")
     intervals = ("accuracy_ci", "zero_shot_ci", "gain_ci")
     n = len(right)
@@ -82,7 +87,12 @@ def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
 
 
 def mcnemar(right: Hits, plain: Hits) -> float:
-    """Exact two-sided p of as uneven a split of the images on which the two differ, if they were equally good."""
+    """McNemar's exact two-sided p-value: are wins and losses among the images where the two differ equally likely?
+
+    Args:
+        right: Whether the method was right, `[n]`.
+        plain: Whether matched zero-shot was, on the same images, `[n]`.
+    """
     from scipy.stats import binomtest
 
     wins, losses = int((right & ~plain).sum()), int((~right & plain).sum())
@@ -90,7 +100,12 @@ def mcnemar(right: Hits, plain: Hits) -> float:
 
 
 def calibration_error(confidence: Sequence[float], right: Hits) -> float:
-    """Expected calibration error over 15 bins: how far confidence [n] and accuracy lie apart on average."""
+    """Expected calibration error over 15 bins: the mean distance of confidence and accuracy.
+
+    Args:
+        confidence: Probability of each answer, `[n]`.
+        right: Whether the answer was right, `[n]`.
+    """
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     # Of the probabilities only the answer's own counts: class 0 is the answer, the label is 0 where it was right.
@@ -100,7 +115,12 @@ def calibration_error(confidence: Sequence[float], right: Hits) -> float:
 
 
 def over_time(right: Hits, plain: Hits) -> list[dict[str, float]]:
-    """Accuracy within up to 20 equal parts of the stream, in its order; `seen`: images up to the end of the part."""
+    """Accuracy within up to 20 equal parts of the stream; `seen` counts images up to the end of the part.
+
+    Args:
+        right: Whether the method was right, in the order of the stream, `[n]`.
+        plain: Whether matched zero-shot was, `[n]`.
+    """
     ends = np.linspace(0, len(right), min(WINDOWS, len(right)) + 1).round().astype(int)
     return [{"seen": int(end), **_plain_accuracy(right[start:end], plain[start:end])} for start, end in pairwise(ends)]
 
@@ -120,7 +140,7 @@ def _plain_accuracy(right: Hits, plain: Hits) -> dict[str, float]:
 
 
 def require() -> None:
-    """Refuse to start a run whose summary could not be made in the end; imports nothing, which would take seconds."""
+    """Refuse a run whose summary could not be written in the end. Nothing is imported, because that takes seconds."""
     for package in ("scipy", "torchmetrics"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"a run needs {package}; install it with: pip install 'lessmore[metrics]'")

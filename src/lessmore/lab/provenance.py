@@ -32,7 +32,7 @@ _GLANCES = 16
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, commit and hardware. No names of hosts or users."""
+    """Versions, commit and hardware; never the names of hosts or users."""
     ours = {"python": platform.python_version(), "lessmore": lessmore.__version__, "torch": torch.__version__}
     return {
         "versions": ours | _versions(),
@@ -45,8 +45,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def glance(dataset: Dataset) -> str:
     """Sha256 over the pixels of a few images spread over the data set.
 
-    A data set's fingerprint knows names and labels alone. This tells two folders with the same names apart, and notices
-    a decoder that works differently, without reading every image.
+    A data set's fingerprint covers names and labels only. This one tells apart two folders with the same names and
+    notices a decoder that works differently, without reading every image.
     """
     digest = hashlib.sha256()
     for index in np.linspace(0, len(dataset) - 1, min(_GLANCES, len(dataset))).round().astype(int):
@@ -59,13 +59,13 @@ def glance(dataset: Dataset) -> str:
 
 
 def watch_memory(device: torch.device) -> None:
-    """Begin to watch how much memory is in use; the system's own count of a process cannot begin anew."""
+    """Start to watch the peak memory of a GPU. A process's own peak cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> float | None:
-    """Most memory in use so far, in MiB: on a GPU that of its tensors, else that of the process since its start."""
+    """Peak memory so far, in MiB: that of tensors on a GPU, otherwise that of the process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     if sys.platform == "win32":
@@ -87,7 +87,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit the package's own files are checked out at, with `+` where they were changed; None elsewhere."""
+    """The commit of the package's own checkout, with `+` if its files were changed; None if it is not a checkout."""
     try:
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         return _git(folder, "rev-parse", "HEAD") + ("+" if _git(folder, "status", "--porcelain", ".") else "")

@@ -1,7 +1,7 @@
-"""One run: a stream through a method, sample by sample, so that it can be cut off anywhere and go on exactly.
+"""One run: a stream through a method, sample by sample. It can be cut off anywhere and resumes exactly.
 
-Every sample adds a line to the run's files; now and then a checkpoint remembers the method's state. A run that was cut
-off goes on from its last checkpoint and writes the same bytes as if nothing had happened. The summary is made of the
+Every sample adds a line to the run's files; now and then a checkpoint stores the method's state. A run that was cut off
+resumes from its last checkpoint and writes the same bytes as an uninterrupted one. The summary is computed from the
 lines alone.
 """
 
@@ -38,12 +38,24 @@ def run_one(
     vlm: VLM | None = None,
     dataset: Dataset | None = None,
 ) -> RunSummary | None:
-    """Do one run in its folder under `output`, or what is left of it, and return its summary.
+    """Do one run, or what is left of it, in its folder under `output`.
 
-    resume: go on where an earlier process was cut off, and leave a finished run alone; else start anew. cache: keep
-    encodings and class embeddings on disk, at the given place if it is a path. checkpoints: the share of the time they
-    may take. stop: asked after every sample; once it is true the run is left, ready to be resumed, and None returned.
-    vlm, dataset: the model and data set that `spec` names, where they are open already.
+    Args:
+        spec: What to run.
+        output: Where runs go; each has a folder of its own.
+        resume: Continue a run that was cut off and leave a finished one alone; False starts over.
+        quiet: No progress bar.
+        cache: Keep encodings and class embeddings on disk; a path says where.
+        checkpoints: Largest fraction of the time that checkpoints may take.
+        stop: Asked after every sample; once it is true the run stops, ready to be resumed.
+        vlm: The model that `spec` names, if it is open already.
+        dataset: The data set that `spec` names, if it is open already.
+
+    Returns:
+        The summary, or None if the run was stopped.
+
+    Raises:
+        LessmoreError: The run cannot be prepared, its folder is in use or damaged, or loading images failed.
     """
     metrics.require()
     job = prepare_job(spec, vlm, dataset)
@@ -67,7 +79,7 @@ def run_one(
 
 
 class CheckpointPace:
-    """Says when a checkpoint is due, so that all of them together take no more than a share of the time."""
+    """Decides when a checkpoint is due, so that all of them together take at most a fraction of the time."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -81,12 +93,12 @@ class CheckpointPace:
         return time.perf_counter() - self._begun
 
     def due(self) -> bool:
-        """Whether one that takes as long as the last one fits in."""
+        """Whether a checkpoint that takes as long as the last one fits in."""
         return self.spent + self._last <= self.share * self.elapsed
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Around a checkpoint: takes its time."""
+        """Times the checkpoint that is written inside the block."""
         start = time.perf_counter()
         yield
         self._last = time.perf_counter() - start
@@ -115,7 +127,7 @@ def _stream(
 
 
 def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
-    """Samples from `cursor` on; only those are loaded whose encodings are not in the cache."""
+    """Samples from `cursor` on. Only images without a cached encoding are loaded."""
     job = sampler.job
     needed = [i for i in range(cursor, len(job.stream)) if not sampler.cached(i)]
     with closing(load_images(job.stream, job.vlm.preprocess, needed, job.spec.workers)) as images:
@@ -125,7 +137,7 @@ def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
 
 
 class _Progress:
-    """A bar with the running accuracy and gain; nothing where there is no terminal."""
+    """A bar with the running accuracy and gain; invisible without a terminal."""
 
     def __init__(self, before: list[SampleRow], total: int, quiet: bool) -> None:
         self._right = self._plain = self._answered = 0

@@ -1,4 +1,4 @@
-"""One sample of a run: encode it or take it from the cache, let the method answer, and write down what came of it."""
+"""One sample of a run: encode it or take it from the cache, let the method answer, and record the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
 from lessmore.errors import ImageError, NonFiniteError
-from lessmore.lab.cache import CachedEncoder, Shards, effective, encodings_folder, tokens_left
+from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder, tokens_left
 from lessmore.lab.job import Job
 from lessmore.lab.loader import Loaded, load_one
 from lessmore.lab.store import SampleRow
@@ -25,14 +25,14 @@ _TOP = 5
 
 
 class Sampler:
-    """Answers the samples of a job one after another; holds the method, and the encoders with their cache."""
+    """Answers the samples of a job one by one; holds the method, and the encoders with their cache."""
 
     def __init__(self, job: Job, cache: bool | str | Path) -> None:
         self.job = job
         self._setup = job.setup(cache)
         self.method = make_method(job.spec.method, self._setup)
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
-        condensation = effective(job.settings.condensation)
+        condensation = canonical_condensation(job.settings.condensation)
         shared = wants is not None and condensation == PLAIN
 
         def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
@@ -47,7 +47,7 @@ class Sampler:
         return self._own is not None and name in self._own.shards and name in self._plain.shards
 
     def flush(self) -> None:
-        """Have every new encoding in the cache."""
+        """Write every new encoding to the cache."""
         self._plain.shards.flush()
         if self._own is not None:
             self._own.shards.flush()
@@ -66,7 +66,7 @@ class Sampler:
         return {**about, **answer}, {"i": i, **timing}
 
     def _answer(self, i: int, pixels: Callable[[], Tensor]) -> tuple[SampleRow, SampleRow]:
-        """Matched zero-shot is asked before the method, which must not learn from an image the model cannot read."""
+        """Matched zero-shot answers first: the method must not learn from an image that the model cannot read."""
         name, begun = self.job.stream.id(i), self._clock()
         entry, fresh = (None, True) if self._own is None else self._own(name, pixels)
         encoded = self._clock()
@@ -94,13 +94,13 @@ class Sampler:
         return scores
 
     def _seen(self, i: int, pixels: Callable[[], Tensor]) -> Tensor:
-        """What the method looks at: [1, 3, H, W], or views [V, 3, H, W] of the image as it was before preprocessing."""
+        """What the method looks at: `[1, 3, H, W]`, or views `[V, 3, H, W]` of the image before preprocessing."""
         if isinstance(self.method, FromViews):
             return to_views(self.job.stream.image(i), self.job.vlm, self.method.views, self.job.spec.seed)
         return pixels()
 
     def _pixels(self, loaded: Loaded) -> Tensor:
-        """[1, 3, H, W] on the device; loaded only now where a cached encoding could not be read."""
+        """`[1, 3, H, W]` on the device. Loaded here only if a cached encoding could not be read."""
         if loaded.pixels is None:
             loaded = load_one(self.job.stream, self.job.vlm.preprocess, loaded.i)
         if loaded.pixels is None:
@@ -114,7 +114,7 @@ class Sampler:
 
 
 def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> SampleRow:
-    """The answer as JSON; one that is not finite is replaced by matched zero-shot's, [C]."""
+    """The answer as JSON; one that is not finite is replaced by matched zero-shot's, `[C]`."""
     scores, before = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
     refused = not bool(scores.isfinite().all() and before.isfinite().all())
     if refused:

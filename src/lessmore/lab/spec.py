@@ -1,4 +1,4 @@
-"""What the user asks of one run, and how lists of wishes become many runs."""
+"""What the user asks of one run, and how lists of settings become many runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AXES = ("model", "precision", "dataset", "templates", "corruption", "order", "se
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: model × method × reducer × data set × order × seed, and how it is to be done."""
+    """One run: model × method × reducer × data set × order × seed, and how to do it."""
 
     model: str
     """Whatever `lessmore.load` takes by name."""
@@ -63,19 +63,19 @@ class RunSpec:
         plan_stream(self.order, self.corruption)
 
     def settings(self, shape: ViTShape | None = None) -> Preset:
-        """The preset with R, options and reducer of this run, for a tower where one is given."""
+        """The preset with this run's R, options and reducer, fitted to a tower if one is given."""
         return resolve(self.method, self.preset, self.R, self.reducer, self.options, shape).preset
 
     def own_options(self) -> dict[str, Any]:
-        """Those of the options that are the method's."""
+        """Those of the options that belong to the method."""
         own, _ = split_options(self.method, self.options)
         return own
 
 
-def product(wishes: Mapping[str, Any]) -> list[RunSpec]:
-    """All runs of a grid: every field of `AXES` may be a list; data set names may be groups or patterns.
+def grid_runs(wishes: Mapping[str, Any]) -> list[RunSpec]:
+    """All runs of a grid. Every field of `AXES` may be a list; data set names may be groups or patterns.
 
-    A corruption `none` stands for no corruption, so that a list may hold it.
+    In a list of corruptions, `none` stands for no corruption.
     """
     known = [f.name for f in fields(RunSpec)]
     for name in wishes:

@@ -1,13 +1,13 @@
-"""One run on the disk: what was asked, a line per sample, the checkpoint it goes on from, and the summary.
+"""One run on disk: the request, a line per sample, the checkpoint it resumes from, and the summary.
 
-    spec.json                what was asked, and everything the key was made of
+    spec.json                the request, and everything the key was computed from
     samples.jsonl            a line per sample: no clock, so that the same run gives the same bytes
     timings.jsonl            a line per sample: how long it took
     checkpoint.safetensors   the method's state after `cursor` samples, and how long the two files were then
     summary.json             written once, at the end
 
-Lines are on the disk before a checkpoint that counts them. After a crash the files are cut back to the checkpoint, so
-that whatever came later, half a line included, is done again.
+Lines are on disk before a checkpoint that counts them. After a crash the files are cut back to the checkpoint, and
+whatever came later, including half a line, is done again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
 
 
 class Checkpoint(NamedTuple):
-    """Where a run goes on."""
+    """Where a run resumes."""
 
     cursor: int
     """Samples done."""
@@ -54,15 +54,23 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class Log:
-    """A file of JSON lines that only grows; each line is handed to the system at once."""
+    """A file of JSON lines that only grows; each line goes to the operating system at once."""
 
     def __init__(self, path: Path, keep: int) -> None:
-        """Open and cut back to `keep` bytes."""
+        """Open a log and cut it back.
+
+        Args:
+            path: The file; created if it does not exist.
+            keep: Bytes to keep.
+
+        Raises:
+            StateError: The file is shorter than that.
+        """
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self.size = keep
         if os.fstat(self._handle).st_size < keep:
             self.close()
-            raise StateError(f"{path} is shorter than its checkpoint says; start this run anew with --overwrite")
+            raise StateError(f"{path} is shorter than its checkpoint says; start this run again with --overwrite")
         os.ftruncate(self._handle, keep)
 
     def append(self, row: SampleRow) -> None:
@@ -73,7 +81,7 @@ class Log:
         self.size += len(line)
 
     def sync(self) -> None:
-        """Have all lines on the disk."""
+        """Flush all lines to the disk."""
         os.fsync(self._handle)
 
     def close(self) -> None:
@@ -82,7 +90,7 @@ class Log:
 
 
 class Store:
-    """A run's folder, held by one process at a time; use it in a `with` block."""
+    """A run's folder, held by one process at a time; used in a `with` block."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
@@ -115,7 +123,7 @@ class Store:
 
         Args:
             header: What spec.json is to say of a run that begins.
-            anew: Whether to forget what is there.
+            anew: Forget what is there.
             like: The forms of the method's state.
             problem: Says why tensors cannot be such a state.
         """
@@ -142,13 +150,29 @@ class Store:
         return header
 
     def append(self, sample: SampleRow, timing: SampleRow) -> None:
-        """Add one sample's lines."""
+        """Add one sample's lines.
+
+        Args:
+            sample: For samples.jsonl.
+            timing: For timings.jsonl.
+
+        Raises:
+            StateError: The folder cannot be written to.
+        """
         with _writing(self.folder):
             self._samples.append(sample)
             self._timings.append(timing)
 
     def checkpoint(self, cursor: int, state: Mapping[str, Tensor]) -> None:
-        """Remember that `cursor` samples are done and what the method knew then."""
+        """Store the method's state.
+
+        Args:
+            cursor: Samples done so far.
+            state: The method's state after them.
+
+        Raises:
+            StateError: The folder cannot be written to.
+        """
         facts = {"cursor": cursor, "samples": self._samples.size, "timings": self._timings.size}
         with _writing(self.folder):
             self._samples.sync()
@@ -156,7 +180,7 @@ class Store:
         write_state(self.folder / "checkpoint.safetensors", state, {"key": self.key}, facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, after which the run is done and its checkpoint no longer needed."""
+        """Write the summary. The run is then done, and its checkpoint is removed."""
         with _writing(self.folder):
             self._samples.sync()
             self._timings.sync()
@@ -164,23 +188,23 @@ class Store:
             (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def rows(self, name: str = "samples.jsonl") -> list[SampleRow]:
-        """The lines of a file, as far as they are written."""
+        """The lines of a file, as far as it is written."""
         return read_rows(self.folder / name)
 
 
 def read_rows(path: Path) -> list[SampleRow]:
-    """The whole lines of a JSONL file; one that was cut off is left out."""
+    """The complete lines of a JSONL file; one that was cut off is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, or None; needs no lock, for it is there as a whole or not at all."""
+    """The summary of a finished run, or None. No lock is needed, because it is written atomically."""
     path = folder / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise StateError(f"{path} cannot be read ({error}); start this run anew with --overwrite") from error
+        raise StateError(f"{path} cannot be read ({error}); start this run again with --overwrite") from error
     return summary

@@ -1,4 +1,4 @@
-"""A run in one JSON object: what was asked, what came out, what it cost, and where it comes from."""
+"""A run in one JSON object: the request, the results, their cost, and their provenance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,24 @@ RunSummary = dict[str, Any]
 
 
 def header(job: Job, environment: dict[str, Any]) -> SampleRow:
-    """What spec.json says, from the start of the run."""
+    """The content of spec.json, written when the run starts.
+
+    Args:
+        job: The run.
+        environment: Of this process, from `provenance.environment`.
+    """
     asked = {"schema": SCHEMA, "key": job.key, "spec": asdict(job.spec), "identity": job.identity}
     return {**asked, "classes": job.classes, "started": _now(), "environment": environment}
 
 
 def summarise_run(sampler: Sampler, store: Store, environment: dict[str, Any]) -> RunSummary:
-    """What summary.json says; all but costs and provenance follows from the lines of samples.jsonl."""
+    """The content of summary.json. Everything but cost and provenance follows from the lines of samples.jsonl.
+
+    Args:
+        sampler: Gives the job and the method's cost.
+        store: Gives the rows of the run.
+        environment: Of this process, from `provenance.environment`.
+    """
     job, begun = sampler.job, store.header()
     dataset = job.stream.dataset
     return {
@@ -57,7 +68,7 @@ def summarise_run(sampler: Sampler, store: Store, environment: dict[str, Any]) -
 
 
 def _cost(sampler: Sampler, timings: list[SampleRow]) -> dict[str, Any]:
-    """Multiply-accumulates and milliseconds of one image; times count only where the encoder really ran."""
+    """Multiply-accumulates and milliseconds of one image; times count only where the encoder ran."""
     ms = [timing["ms"] for timing in timings if timing["encoded"]]
     low, high = np.quantile(ms, (0.5, 0.95)).tolist() if ms else (None, None)
     return {
@@ -71,7 +82,7 @@ def _cost(sampler: Sampler, timings: list[SampleRow]) -> dict[str, Any]:
 
 
 def _gmacs(sampler: Sampler, accounting: Accounting) -> dict[str, float]:
-    """Of one image through the method, and through matched zero-shot."""
+    """For one image through the method, and through matched zero-shot."""
     job = sampler.job
     plain = costs(job.vlm.vision.shape, PLAIN, None, len(job.classes), accounting=accounting).gmacs
     return {f"gmacs_{accounting}": sampler.method.macs(accounting) / 1e9, f"plain_gmacs_{accounting}": plain}

@@ -1,7 +1,7 @@
-"""Many runs: a grid file becomes a list of runs, whichever machines they are done on.
+"""Many runs: a grid file becomes a list of runs, on whichever machines they are done.
 
-Every run keeps itself: it skips what is done, goes on where it was cut off, and holds a lock while it works. So a sweep
-needs no memory of its own; the same command again does what is left.
+A run keeps its own books: it skips what is done, resumes where it was cut off, and holds a lock while it works. A sweep
+needs no memory of its own; the same command does what is left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lessmore.data.orders import plan_stream
 from lessmore.errors import ConfigError, LessmoreError, unknown
 from lessmore.lab.job import open_model
 from lessmore.lab.runner import run_one
-from lessmore.lab.spec import AXES, RunSpec, product
+from lessmore.lab.spec import AXES, RunSpec, grid_runs
 from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 from lessmore.models.vlm import VLM
@@ -41,7 +41,7 @@ class SweepGrid:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What came of a run: its summary, or why there is none."""
+    """The outcome of a run: its summary, or why there is none."""
 
     spec: RunSpec
     summary: RunSummary | None
@@ -87,16 +87,24 @@ def _mappings(value: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def expand_grid(grids: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, Any]] = ()) -> tuple[RunSpec, ...]:
-    """All runs of the grids, each once, checked as far as that is possible without a model or a data set."""
+    """All runs of the grids, each once, checked as far as possible without a model or a data set.
+
+    Args:
+        grids: Settings by name; a field of `AXES` may be a list.
+        exclude: Runs that match every setting of an entry are left out.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong, or no run is left.
+    """
     left_out = [_listed(entry) for entry in exclude]
     specs: dict[str, RunSpec] = {}
-    for spec in (spec for wishes in grids for spec in product(_typed(wishes))):
+    for spec in (spec for wishes in grids for spec in grid_runs(_typed(wishes))):
         if not any(all(getattr(spec, name) in values for name, values in entry.items()) for entry in left_out):
             _check(spec)
             specs[repr(asdict(spec))] = spec
     if not specs:
         raise ConfigError("the grid holds no run; exclude leaves nothing of it")
-    return spread(list(specs.values()))
+    return spread_apart(list(specs.values()))
 
 
 def _listed(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -110,7 +118,7 @@ def _listed(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _typed(wishes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The wishes, once their values, which a file may give any type, have the types `RunSpec` says."""
+    """The settings of a grid, with values of the types that `RunSpec` declares; a file may give any."""
     for name, hint in get_type_hints(RunSpec).items():
         values = wishes[name] if isinstance(wishes.get(name), list) else [wishes[name]] if name in wishes else []
         if len(values) > 1 and name not in AXES:
@@ -135,8 +143,8 @@ def _check(spec: RunSpec) -> None:
         raise ConfigError(unknown("method", spec.method, list_methods()))
 
 
-def spread(specs: list[RunSpec]) -> tuple[RunSpec, ...]:
-    """Runs on the same images far apart: what the first of them encodes is in the cache when the next one begins."""
+def spread_apart(specs: list[RunSpec]) -> tuple[RunSpec, ...]:
+    """Runs on the same images, far apart: what the first of them encodes is then cached when the next one begins."""
     turns: dict[tuple[object, ...], int] = {}
     order = []
     for number, spec in enumerate(specs):
@@ -147,7 +155,7 @@ def spread(specs: list[RunSpec]) -> tuple[RunSpec, ...]:
 
 
 class Worker:
-    """Does runs one after another in one process; the model stays loaded while it is the same."""
+    """Does runs one by one in one process; the model stays loaded for runs that share it."""
 
     def __init__(self, output: Path, threads: int) -> None:
         self._output = output
@@ -155,7 +163,7 @@ class Worker:
         torch.set_num_threads(threads)
 
     def __call__(self, spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> FinishedRun:
-        """Do a run or what is left of it; whatever goes wrong is this run's error and not the sweep's."""
+        """Do a run or what is left of it. A failure is this run's error and does not end the sweep."""
         try:
             return FinishedRun(spec, run_one(spec, self._output, quiet=True, stop=stop, vlm=self._vlm(spec)))
         except LessmoreError as error:

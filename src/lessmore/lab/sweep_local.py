@@ -1,8 +1,8 @@
-"""A sweep in processes of this machine. One that dies takes only its own run with it, and that run is taken up again.
+"""A sweep in processes of this machine. One that dies takes only its own run with it, and that run is resumed.
 
-A process and its pipe stand for each other: the process waits for runs at the pipe, and an end of the pipe, for
-whatever reason, tells it to stop after the current image. So Ctrl-C, an error and a killed parent all end the same way:
-every run with a checkpoint, no process left behind.
+A process and its pipe belong together: the process waits for runs at the pipe, and the end of the pipe, for whatever
+reason, tells it to stop after the current image. Ctrl-C, an error and a killed parent therefore all end the same way:
+every run has a checkpoint, and no process is left over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from lessmore.lab.sweep import RETRIES, FinishedRun, Worker
 
 
 def run_locally(specs: Sequence[RunSpec], output: Path, processes: int, threads: int) -> Iterator[FinishedRun]:
-    """Do the runs, `processes` at a time with `threads` each; yields what came of each as it ends."""
+    """Do runs in processes, and yield the outcome of each as it ends.
+
+    Args:
+        specs: The runs.
+        output: Where runs go.
+        processes: How many run at a time.
+        threads: Threads of each.
+    """
     todo = deque(enumerate(specs))
     lost = [0] * len(specs)
     hands: dict[Connection, SpawnProcess] = {}
@@ -57,7 +64,7 @@ def _hand_out(
     output: Path,
     threads: int,
 ) -> None:
-    """Give the next run to a process that has none, or to a new one."""
+    """Give the next run to an idle process, or to a new one."""
     pipe = next((pipe for pipe in hands if pipe not in busy), None) or _start(hands, output, threads)
     try:
         pipe.send(todo[0][1])
@@ -80,7 +87,7 @@ def _start(hands: dict[Connection, SpawnProcess], output: Path, threads: int) ->
 
 @contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
-    """A process started in here never hears Ctrl-C, which reaches it through its pipe instead."""
+    """A process started in this block never sees Ctrl-C; it is told through its pipe instead."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,7 +99,7 @@ def _ctrl_c_ignored() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, output: Path, threads: int) -> None:
-    """The life of a process: runs from the pipe, results into it, until it ends."""
+    """The life of a worker process: runs from the pipe, results into it, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(output, threads)
     try:

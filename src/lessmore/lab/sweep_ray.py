@@ -1,6 +1,6 @@
-"""A sweep on a Ray cluster. A run whose worker or node is lost is done again by Ray, and goes on from its checkpoint.
+"""A sweep on a Ray cluster. Ray repeats a run whose worker or node is lost, and the run resumes from its checkpoint.
 
-The output folder, the data and local models must lie under the same paths on every node.
+The output folder, the data and local models must have the same paths on every node.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from lessmore.lab.sweep import RETRIES, FinishedRun, Worker
 
 
 def run_on_ray(specs: Sequence[RunSpec], output: Path, address: str, cpus: int, gpus: float) -> Iterator[FinishedRun]:
-    """Do the runs as tasks with `cpus` and `gpus` each; yields what came of each as it ends.
+    """Do runs as Ray tasks, and yield the outcome of each as it ends.
 
-    address: `auto` for the cluster this machine belongs to, `local` for one of this machine alone that lasts as long as
-    the sweep, or any address `ray.init` takes. A connection that is open already is used instead.
+    Args:
+        specs: The runs.
+        output: Where runs go.
+        address: `auto` for the cluster this machine belongs to, `local` for one of this machine alone that lasts as
+            long as the sweep, or any address `ray.init` takes. An open connection is used instead.
+        cpus: CPUs, and threads, of each run.
+        gpus: GPUs of each run; may be a fraction.
+
+    Raises:
+        ConfigError: Ray is not installed, no cluster answers, or no node could take a run.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -44,7 +52,7 @@ def _task(spec: RunSpec, output: Path, threads: int, where: Path) -> FinishedRun
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers unless told otherwise
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage to its makers by default
     try:
         import ray
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Learning a context from a few labelled images per class, for the methods `coop` and `cocoop`.
 
-Every random choice follows from the seed and the number of the step, and a step's state is a handful of small tensors:
-training that was cut off goes on exactly where it was.
+Every random choice follows from the seed and the number of the step, and a step's state is a handful of small tensors.
+Training that was cut off therefore resumes exactly.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Training:
 
 
 @dataclass
-class Course:
-    """A training on its way: what is learnt, and how far it has come."""
+class PromptTraining:
+    """A training in progress: what is learnt, and how far it is."""
 
     vlm: VLM
     dataset: Dataset
@@ -95,7 +95,7 @@ class Course:
         """One step."""
         epoch, batch = divmod(self.step, self.steps_per_epoch)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate(self.training, epoch)
+            group["lr"] = learning_rate(self.training, epoch)
         order = np.random.default_rng([self.training.seed, epoch]).permutation(self.chosen)
         size = self.training.batch
         numbers = [int(i) for i in order[batch * size : (batch + 1) * size]]
@@ -108,7 +108,7 @@ class Course:
 
     @torch.no_grad()
     def _features(self, numbers: list[int], epoch: int) -> Tensor:
-        """Features [B, E] of images; crops follow from seed and epoch, whole images are encoded once."""
+        """Features `[B, E]` of images. Crops follow from seed and epoch; whole images are encoded once."""
         if self.training.crops:
             seed = self.training.seed * 100_003 + epoch
             return self._encode([make_views(self.vlm, self.dataset.image(i), seed, _CROP)[1] for i in numbers])
@@ -122,7 +122,7 @@ class Course:
         return encode(self.vlm.vision, pixels).feature.to(self.frame.start.dtype)
 
     def _loss(self, feature: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the labels [B] of images with features [B, E] under the learned prompts."""
+        """Cross-entropy of labels `[B]` for images with features `[B, E]` under the learned prompts."""
         if self.training.method == "coop":
             logits = feature @ embed_classes(self.frame, self.learned["context"]).T
         else:
@@ -135,8 +135,13 @@ class Course:
         momenta = {f"momentum.{k}": self.optimiser.state[v].get("momentum_buffer") for k, v in self.learned.items()}
         return {**self.learned, **{k: v for k, v in momenta.items() if v is not None}}
 
-    def go_on(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Go on from `tensors()` after that many steps."""
+    def resume_from(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Resume from a saved state.
+
+        Args:
+            tensors: What `tensors()` returned.
+            step: Steps done by then.
+        """
         self.step = step
         for name, weight in self.learned.items():
             weight.data.copy_(tensors[name])
@@ -145,20 +150,37 @@ class Course:
 
 
 def few_shots(dataset: Dataset, shots: int, seed: int) -> list[int]:
-    """Numbers of `shots` images of every class (all, where there are fewer), drawn by the seed."""
+    """Numbers of a few images of every class; all of them where there are fewer.
+
+    Args:
+        dataset: Where to draw from.
+        shots: Images per class.
+        seed: Seeds the draw.
+    """
     rng = np.random.default_rng([seed, shots])
     labels = np.asarray(dataset.labels)
     drawn = (rng.permutation(np.flatnonzero(labels == c))[:shots] for c in range(len(dataset.classes)))
     return [int(i) for part in drawn for i in part]
 
 
-def rate(training: Training, epoch: int) -> float:
-    """Learning rate of an epoch: a small one first, then half a cosine down to nothing."""
+def learning_rate(training: Training, epoch: int) -> float:
+    """Learning rate of an epoch: a small one for the first, then half a cosine down to zero.
+
+    Args:
+        training: Gives the peak rate and the number of epochs.
+        epoch: From 0.
+    """
     return _WARM_UP if epoch == 0 else training.lr * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
 
 
-def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> Course:
-    """A course before its first step."""
+def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> PromptTraining:
+    """A training before its first step.
+
+    Args:
+        vlm: The model whose text tower the context is for; its weights stay as they are.
+        dataset: Labelled images.
+        training: How to learn.
+    """
     framed = frame_prompts(vlm, class_names(dataset.classes), training.words)
     learned = {"context": framed.start.clone()}
     if training.method == "cocoop":
@@ -168,7 +190,9 @@ def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> Course:
     for weight in learned.values():
         weight.requires_grad_()
     optimiser = torch.optim.SGD(learned.values(), training.lr, momentum=_MOMENTUM, weight_decay=_DECAY)
-    return Course(vlm, dataset, training, few_shots(dataset, training.shots, training.seed), framed, learned, optimiser)
+    return PromptTraining(
+        vlm, dataset, training, few_shots(dataset, training.shots, training.seed), framed, learned, optimiser
+    )
 
 
 def train_prompt(
@@ -181,9 +205,22 @@ def train_prompt(
     quiet: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Learn a context and write it; what was begun goes on, and what is done is left alone, unless `overwrite`.
+    """Learn a context and write it. A training that was cut off is resumed, and a finished one left alone.
 
-    stop: asked after every step; once it is true the state so far is saved beside `output` and False returned.
+    Args:
+        vlm: The model whose text tower the context is for.
+        dataset: Labelled images.
+        output: File for the context; an unfinished state is kept beside it.
+        training: How to learn.
+        overwrite: Start over, even if the training is finished.
+        quiet: No progress bar.
+        stop: Asked after every step; once it is true the state is saved and the training stops.
+
+    Returns:
+        False if it was stopped.
+
+    Raises:
+        ConfigError: The output belongs to another training.
     """
     course, partial = begin_training(vlm, dataset, training), output.with_name(f"{output.name}.partial")
     facts = _facts(course)
@@ -193,7 +230,7 @@ def train_prompt(
         _same(output, facts, vlm)
         return True
     elif partial.exists():
-        course.go_on(*_same(partial, facts, vlm))
+        course.resume_from(*_same(partial, facts, vlm))
     if not _run(course, lambda: _save(partial, course, facts), quiet, stop):
         return False
     write_context(output, vlm, course.learned, {**facts, "step": course.step, "loss": course.loss})
@@ -201,8 +238,8 @@ def train_prompt(
     return True
 
 
-def _run(course: Course, save: Callable[[], None], quiet: bool, stop: Callable[[], bool]) -> bool:
-    """All steps that are left, saved now and then; False if stopped before the last."""
+def _run(course: PromptTraining, save: Callable[[], None], quiet: bool, stop: Callable[[], bool]) -> bool:
+    """All remaining steps, saved now and then; False if stopped before the last."""
     saved = time.monotonic()
     with tqdm(total=course.steps, initial=course.step, unit="step", disable=quiet or None) as bar:
         while course.step < course.steps:
@@ -219,13 +256,13 @@ def _run(course: Course, save: Callable[[], None], quiet: bool, stop: Callable[[
     return True
 
 
-def _facts(course: Course) -> dict[str, Any]:
-    """What the file says of itself, and what training that goes on must share."""
+def _facts(course: PromptTraining) -> dict[str, Any]:
+    """What the file says about itself, and what a resumed training must agree with."""
     asked = asdict(course.training)
     return {**asked, "model": course.vlm.fingerprint(), "dataset": course.dataset.fingerprint()}
 
 
-def _save(path: Path, course: Course, facts: dict[str, Any]) -> None:
+def _save(path: Path, course: PromptTraining, facts: dict[str, Any]) -> None:
     write_context(path, course.vlm, course.tensors(), {**facts, "step": course.step})
 
 

@@ -59,7 +59,15 @@ def _row(line: str, shape: TextShape) -> Tensor:
 
 
 def blank_method(name: str, vlm: VLM, preset: Preset, classes: Sequence[str], options: Mapping[str, Any]) -> Method:
-    """The named method on a model, blank or not, fit for `macs` and `facts`. Files that it reads are made up."""
+    """A method fit for `macs` and `facts` but not for images; files that it reads are made up.
+
+    Args:
+        name: The method.
+        vlm: The model, blank or not.
+        preset: The settings.
+        classes: Class names; only their number and lengths matter.
+        options: The method's own options.
+    """
     text = torch.zeros(len(classes), vlm.vision.shape.embed).to(vlm.vision.positions)
     with made_up_files(name, vlm) as files:
         own = {**options, **files}
@@ -68,7 +76,15 @@ def blank_method(name: str, vlm: VLM, preset: Preset, classes: Sequence[str], op
 
 @contextmanager
 def made_up_files(name: str, vlm: VLM) -> Iterator[dict[str, str]]:
-    """Options of a method that name a file or folder: a context that has learnt nothing, a folder without images."""
+    """Options of a method that name a file or folder: a context that has learnt nothing, a folder without images.
+
+    Args:
+        name: The method.
+        vlm: The model that a context must fit.
+
+    Yields:
+        The options; the files exist only inside the block.
+    """
     kind = find_method(name).options
     names = {f.name for f in fields(kind)} if kind else set()
     with tempfile.TemporaryDirectory() as folder:

@@ -18,8 +18,8 @@ from lessmore.data.dataset import Dataset
 from lessmore.data.orders import CLEAN
 from lessmore.data.registry import spec_of
 from lessmore.data.stream import make_stream
-from lessmore.lab.cache import effective
-from lessmore.lab.latency import timed
+from lessmore.lab.cache import canonical_condensation
+from lessmore.lab.latency import seconds_of
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.weightless import blank_method
 from lessmore.methods import FromEncoded, Setup, make_method
@@ -69,7 +69,7 @@ def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable]) 
     method = blank_method(spec.method, vlm, settings, classes, spec.own_options())
     total, encoding = method.macs() / 1e9, setup.image_macs() / 1e9
     wants = method.wants if isinstance(method, FromEncoded) else None
-    condensation = effective(setup.preset.condensation)
+    condensation = canonical_condensation(setup.preset.condensation)
     seen = (spec.dataset, spec.corruption or CLEAN, spec.order if ":" in spec.order else "", spec.precision)
     plain = Setup(tower, setup.text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
     new = total if wants is None or (seen, condensation) not in encoded else total - encoding
@@ -109,5 +109,5 @@ def measure_rates(tower: ViT, threads: int, classes: int = 100) -> Throughput:
 
 
 def _median(step: Callable[[], object], device: torch.device) -> float:
-    times = [timed(step, device) for _ in range(_ROUNDS + 1)]
+    times = [seconds_of(step, device) for _ in range(_ROUNDS + 1)]
     return statistics.median(times[1:])

@@ -13,7 +13,7 @@ from lessmore.data.dataset import Dataset
 from lessmore.data.registry import expand_names, is_direct, open_dataset, spec_of
 from lessmore.errors import ConfigError, ImageError, unknown
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.sweep import spread
+from lessmore.lab.sweep import spread_apart
 from lessmore.methods import method_options
 from lessmore.paper.tables import TableRow, TableSpec
 
@@ -165,7 +165,7 @@ def distinct(plans: Iterable[TablePlan]) -> dict[Hashable, RunSpec]:
         for specs in one.cells.values():
             for spec in specs:
                 runs.setdefault(identity(spec), spec)
-    return {identity(spec): spec for spec in spread(list(runs.values()))}
+    return {identity(spec): spec for spec in spread_apart(list(runs.values()))}
 
 
 def finished(folder: Path) -> dict[Hashable, Path]:

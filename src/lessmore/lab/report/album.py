@@ -1,8 +1,8 @@
-"""The images behind a run: its model and data are opened again, and what the run saw is encoded once more.
+"""The images of a run: its model and data are opened again, and what the run saw is encoded once more.
 
-Rows say what was answered, but not which patches were pruned nor who is in the reservoir. For TCA the stream is gone
-through again, from cached encodings where there are any, so that both are as they were when an image came. Other
-methods have no reservoir of images, and their pictures are made by the model as it was before it adapted.
+Rows record what was answered, but not which patches were pruned or which images are in the reservoir. For TCA the
+stream is therefore replayed, from cached encodings where there are any, so that both are as they were when an image
+came. Other methods have no reservoir of images; their pictures show the model before it adapted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lessmore.core.reservoir import ready_anchors
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError, LessmoreError, StateError
-from lessmore.lab.cache import CachedEncoder, Shards, effective, encodings_folder
+from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder
 from lessmore.lab.job import Job, open_model, prepare_job
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tokens import PALETTE, as_seen, cluster_colours, jpeg_uri
@@ -64,7 +64,7 @@ class AlbumEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Album:
-    """What could be shown of a run; notes say what could not, and why."""
+    """What can be shown of a run; notes say what cannot, and why."""
 
     classes: tuple[str, ...] = ()
     """Empty where the data are not here."""
@@ -87,7 +87,7 @@ class Library:
         self._models: dict[tuple[str, str], VLM] = {}
 
     def spec(self, run: Finished) -> RunSpec:
-        """What was asked of a run, on whatever device there is now, with the data where they are now."""
+        """The request of a run, on the device there is now, with the data where they are now."""
         try:
             asked = RunSpec(**run.header["spec"])
         except (KeyError, TypeError) as error:
@@ -102,7 +102,7 @@ class Library:
         return self._datasets[name]
 
     def job(self, run: Finished) -> Job:
-        """The run with all its parts; refused where model or images are not those that it saw."""
+        """The run with all its parts; refused if model or images are not those that it saw."""
         spec = self.spec(run)
         dataset, name = self.dataset(spec), (spec.model, spec.precision)
         if name not in self._models:
@@ -119,19 +119,31 @@ _WHAT["model"] = "the weights under this model's name are"
 _REMEDY = "put back what the run saw (--root says where data sets are), or do the run again"
 
 
-def look_through(run: Finished, library: Library, count: int, tick: AlbumTick = lambda: None) -> Album:
-    """Class names, and with count > 0 pictures of that many images and of the reservoir; tick: after each image."""
+def replay_run(run: Finished, library: Library, count: int, tick: AlbumTick = lambda: None) -> Album:
+    """Class names of a run, and pictures of some images and of the reservoir.
+
+    Args:
+        run: The run.
+        library: Opens its model and data.
+        count: Images to picture; 0 for none, and then nothing is opened.
+        tick: Called after each image that is replayed.
+    """
     classes = tuple(run.header.get("classes", ()))
     if not count:
         return Album(classes, notes=("This page was made without pictures.",))
     try:
-        return _Look(library.job(run), run.rows, library.cache, tick).album(choose(run.rows, count), classes)
+        return _Replay(library.job(run), run.rows, library.cache, tick).album(choose_pictured(run.rows, count), classes)
     except LessmoreError as error:
         return Album(classes, notes=(f"There are no pictures: {error}.",))
 
 
-def choose(rows: Sequence[SampleRow], count: int) -> list[int]:
-    """Numbers of the samples to picture: those that adaptation fixed or broke in turn, then the others."""
+def choose_pictured(rows: Sequence[SampleRow], count: int) -> list[int]:
+    """Numbers of the samples to picture: those that adaptation fixed or broke, alternating, then the others.
+
+    Args:
+        rows: Of the run.
+        count: How many at most.
+    """
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for row in rows:
         if "error" not in row:
@@ -145,15 +157,15 @@ def _in_turn(*lists: Iterable[int]) -> list[int]:
     return [i for i in chain.from_iterable(zip_longest(*lists)) if i is not None]
 
 
-class _Look:
-    """One run, gone through again."""
+class _Replay:
+    """One run, replayed."""
 
     def __init__(self, job: Job, rows: Sequence[SampleRow], cache: bool | str | Path, tick: AlbumTick) -> None:
         self.job = job
         self.rows = [row for row in rows if "error" not in row]
         self.tick = tick
         self.method = make_method("tca", job.setup(cache)) if job.spec.method == "tca" else None
-        config = effective(job.settings.condensation)
+        config = canonical_condensation(job.settings.condensation)
         self.encoder = CachedEncoder(
             job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens=True)
         )
@@ -179,7 +191,7 @@ class _Look:
         return to_pixels(self.job.stream.image(i), self.job.vlm)
 
     def _tokens(self, i: int) -> dict[int, Tokens]:
-        """By sample, as the encoder was guided when it came; nothing where nothing is condensed."""
+        """By sample: its tokens, with the anchors of the time; empty where nothing is condensed."""
         settings, anchors = self.job.settings, None
         if isinstance(self.method, TCA):
             anchors = ready_anchors(self.method.stream.reservoir, settings.adaptation.ready)
@@ -191,7 +203,7 @@ class _Look:
         return {i: Tokens(trace.blocks, tuple(maps), tuple(trace.left[0].tolist()))}
 
     def _answer(self, i: int) -> int:
-        """Let the method answer once more; its reservoir is then as it was in the run."""
+        """Let the method answer once more, so that its reservoir develops as it did in the run."""
         assert isinstance(self.method, TCA)
         if self.method.wants is None:
             return int(self.method.predict(self._pixels(i)).scores.argmax())
@@ -199,7 +211,7 @@ class _Look:
         return int(self.method.answer(entry.encoded).scores.argmax())
 
     def _entries(self) -> list[tuple[int, SampleRow, float]]:
-        """Class, row and key of every image in the reservoir, class by class, the surest first."""
+        """Class, row and key of every image in the reservoir, class by class, the most certain first."""
         if not isinstance(self.method, TCA):
             return []
         held = self.method.stream.reservoir

@@ -1,4 +1,4 @@
-"""What the page's script needs of every sample, in as few letters as possible: columns of numbers, texts once."""
+"""What the page's script needs of every sample, as compactly as possible: columns of numbers, and each text once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ class Texts:
         return self.all.setdefault(text, len(self.all))
 
 
-def payload(titles: Sequence[str], rows: Sequence[Sequence[SampleRow]], albums: Sequence[Album]) -> dict[str, Any]:
-    """Everything about all runs that the script reads; lists of the runs are in the same order."""
+def page_data(titles: Sequence[str], rows: Sequence[Sequence[SampleRow]], albums: Sequence[Album]) -> dict[str, Any]:
+    """All data that the script reads, as JSON. The arguments list the runs in the same order.
+
+    Args:
+        titles: A title per run.
+        rows: Samples per run.
+        albums: Pictures per run.
+    """
     ids, lists = Texts(), list[list[str]]()
     runs: list[dict[str, Any]] = []
     uris: dict[int, str] = {}
@@ -40,7 +46,12 @@ def payload(titles: Sequence[str], rows: Sequence[Sequence[SampleRow]], albums: 
 
 
 def names_of(rows: Sequence[SampleRow], album: Album) -> Sequence[str]:
-    """Class names, or numbers where the run does not say them."""
+    """Class names of a run, or numbers if it does not record them.
+
+    Args:
+        rows: Its samples.
+        album: Has the names where the run's header does.
+    """
     if album.classes:
         return album.classes
     last = max(max(row["label"], row.get("zero_shot", 0), *row.get("top5", (0,))) for row in rows)
@@ -71,7 +82,7 @@ def _thousandths(row: SampleRow, name: str) -> int:
 
 
 def _picture(row: SampleRow, album: Album) -> dict[str, Any]:
-    """The five likeliest classes of a pictured sample, and what became of its tokens where any were condensed."""
+    """The five most probable classes of a pictured sample, and its tokens where any were condensed."""
     tokens = album.tokens.get(row["i"])
     top = [[c, round(1000 * p)] for c, p in zip(row["top5"], row["top5_probabilities"], strict=True)]
     return {"top": top} | ({} if tokens is None else tokens._asdict())

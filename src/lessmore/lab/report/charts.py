@@ -26,7 +26,13 @@ class Axis:
 
 
 def round_axis(values: Iterable[float], title: str = "", intervals: int = 5) -> Axis:
-    """Round numbers around all values, with about so many intervals between them."""
+    """An axis with round numbers at its ends and ticks.
+
+    Args:
+        values: What must fit on it.
+        title: Printed below a horizontal axis; empty for none.
+        intervals: About how many between ticks.
+    """
     known = list(values)
     low, high = min(known, default=0.0), max(known, default=1.0)
     step = _step((high - low) / intervals or abs(high) / intervals or 1.0)
@@ -43,7 +49,7 @@ def _step(least: float) -> float:
 
 
 class Plot:
-    """A drawing on two axes; takes data coordinates, and texts that it escapes."""
+    """A drawing on two axes. It takes data coordinates, and escapes texts."""
 
     def __init__(self, x: Axis, y: Axis, width: int = WIDTH, height: int = HEIGHT) -> None:
         self._x, self._y = x, y
@@ -53,7 +59,12 @@ class Plot:
         self._grid()
 
     def at(self, x: float, y: float) -> ChartPoint:
-        """Where a point of the data lies in the drawing."""
+        """A point of the data in the coordinates of the drawing.
+
+        Args:
+            x: On the horizontal axis.
+            y: On the vertical axis.
+        """
         across = (x - self._x.low) / ((self._x.high - self._x.low) or 1)
         up = (y - self._y.low) / ((self._y.high - self._y.low) or 1)
         return _LEFT + across * (self._width - _LEFT - _RIGHT), self._bottom - up * (self._bottom - _TOP)
@@ -76,31 +87,55 @@ class Plot:
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>')
 
     def line(self, points: Sequence[ChartPoint], css: str) -> None:
-        """A curve through the points, thinned out where there are many."""
+        """A curve; one with many points is thinned out.
+
+        Args:
+            points: In data coordinates.
+            css: Classes of the style sheet.
+        """
         every = max(1, math.ceil(len(points) / _POINTS))
         shown = sorted({*range(0, len(points), every), len(points) - 1} - {-1})
         corners = " ".join("{:.1f},{:.1f}".format(*self.at(*points[i])) for i in shown)
         self._parts.append(f'<polyline points="{corners}" class="{css}"/>')
 
     def dot(self, point: ChartPoint, css: str, radius: float = 4, told: str = "") -> None:
-        """A disc; told: what it says when it is pointed at."""
+        """A disc.
+
+        Args:
+            point: In data coordinates.
+            css: Classes of the style sheet.
+            radius: In units of the drawing.
+            told: Tooltip; empty for none.
+        """
         x, y = self.at(*point)
         title = f"<title>{escape(told)}</title>" if told else ""
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" class="{css}">{title}</circle>')
 
     def whisker(self, x: float, low: float, high: float, css: str) -> None:
-        """A vertical interval."""
+        """A vertical interval.
+
+        Args:
+            x: Where, in data coordinates.
+            low: Lower end.
+            high: Upper end.
+            css: Classes of the style sheet.
+        """
         (left, bottom), (_, top) = self.at(x, low), self.at(x, high)
         self._parts.append(f'<line x1="{left:.1f}" y1="{bottom:.1f}" x2="{left:.1f}" y2="{top:.1f}" class="{css}"/>')
 
     def note(self, point: ChartPoint, text: str) -> None:
-        """A short text to the upper right of a point, or to the upper left where there is no room."""
+        """A short text to the upper right of a point, or to the upper left where there is no room.
+
+        Args:
+            point: In data coordinates.
+            text: A few letters.
+        """
         x, y = self.at(*point)
         left = x > self._width - _RIGHT - 24
         self._text(x - 6 if left else x + 6, y - 6, text, "end" if left else "start", "note")
 
     def svg(self, label: str) -> str:
-        """The finished drawing; label: what it shows, for those who do not see it."""
+        """The finished drawing; `label` describes it to those who cannot see it."""
         return (
             f'<svg viewBox="0 0 {self._width} {self._height}" role="img" aria-label="{escape(label, quote=True)}">'
             f"{''.join(self._parts)}</svg>"
@@ -119,10 +154,13 @@ class Bar:
     told: str
 
 
-def bars(of: Sequence[Bar], label: str, span: float = 0) -> str:
-    """Horizontal bars to both sides of zero, one per line, each with its name and value.
+def bar_chart(of: Sequence[Bar], label: str, span: float = 0) -> str:
+    """Horizontal bars on both sides of zero, one per line, each with its name and value.
 
-    span: how much the width is worth at least, so that several charts have one scale.
+    Args:
+        of: The bars, from top to bottom.
+        label: Describes the drawing to those who cannot see it.
+        span: Least value range of the full width, so that several charts can share a scale.
     """
     values = [0.0, *(bar.value for bar in of)]
     low, high = min(values), max(values)
@@ -150,7 +188,14 @@ def _bar(bar: Bar, top: float, zero: float, unit: float) -> str:
 
 
 def interval_bar(low: float, value: float, high: float, widest: float) -> str:
-    """A small drawing of an interval around zero, all on the scale ±widest; its numbers stand beside it."""
+    """A small drawing of an interval around zero; its numbers are printed next to it.
+
+    Args:
+        low: Lower end.
+        value: The estimate.
+        high: Upper end.
+        widest: Half the value range of the drawing.
+    """
 
     def x(v: float) -> float:
         return 50 + 46 * v / (widest or 1)
@@ -164,10 +209,21 @@ def interval_bar(low: float, value: float, high: float, widest: float) -> str:
 
 
 def gain_verdict(low: float, high: float) -> str:
-    """The class of a difference: good or bad where its interval leaves out zero, else unsure."""
+    """The style class of a difference: `good` or `bad` where its interval excludes zero, else `unsure`.
+
+    Args:
+        low: Lower end of the interval.
+        high: Upper end.
+    """
     return "good" if low > 0 else "bad" if high < 0 else "unsure"
 
 
 def signed_number(value: float, digits: int = 1, sign: str = "+") -> str:
-    """With its sign, and a minus as long as the plus; `sign` may be empty, for none before positive numbers."""
+    """A number with its sign, and a minus as long as the plus.
+
+    Args:
+        value: The number.
+        digits: After the decimal point.
+        sign: `+`, or empty for none before positive numbers.
+    """
     return f"{value:{sign}.{digits}f}".replace("-", "−")

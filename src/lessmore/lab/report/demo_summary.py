@@ -1,4 +1,4 @@
-"""What a demo run comes to: accuracies and paired gains with their intervals, as text, as JSON and as a page."""
+"""The results of a demo run: accuracies and paired gains with their intervals, as text, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import lessmore
 from lessmore.core.costs import costs
-from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoStream, Result, kind
+from lessmore.lab.demo import BASELINE, CONTENDERS, OURS, PRESET, DemoContender, DemoResult, DemoStream, answer_verdict
 from lessmore.lab.labels import preset_label
 from lessmore.lab.metrics import interval, resampled
 from lessmore.lab.report.page import Chart, DemoPage, DemoRow, Estimate
@@ -45,17 +45,21 @@ class ContenderLine:
 
 
 def wilson(hits: NDArray[np.float64]) -> Estimate:
-    """Share of ones among hits [n] in percent, with Wilson's 95 % interval."""
+    """Share of ones among hits `[n]` in percent, with Wilson's 95 % interval."""
     n, p = len(hits), float(hits.mean())
     middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
     return Estimate(100 * p, 100 * (middle - half), 100 * (middle + half))
 
 
-def paired(differences: Sequence[NDArray[np.float64]], seed: int = 0) -> Estimate:
-    """Mean over streams of the mean difference of each [n], in points, with the 95 % interval of a paired bootstrap.
+def paired_gain(differences: Sequence[NDArray[np.float64]], seed: int = 0) -> Estimate:
+    """Mean paired difference in points, averaged over streams, with a 95 % bootstrap interval.
 
-    Images are drawn again within their stream, each with both its answers.
+    Images are resampled within their stream, each with both its answers.
+
+    Args:
+        differences: One array per stream, `[n]`, of −1, 0 or 1 per image.
+        seed: Seeds the bootstrap.
     """
     generator = np.random.default_rng(seed)
     draws = np.mean([resampled(*np.unique(d[:, None], axis=0, return_counts=True), generator) for d in differences], 0)
@@ -63,12 +67,12 @@ def paired(differences: Sequence[NDArray[np.float64]], seed: int = 0) -> Estimat
     return Estimate(100 * float(np.mean([d.mean() for d in differences])), 100 * float(low), 100 * float(high))
 
 
-def lines(result: Result) -> list[ContenderLine]:
+def contender_lines(result: DemoResult) -> list[ContenderLine]:
     """The numbers of every contender."""
     return [_line(result, contender) for contender in CONTENDERS]
 
 
-def _line(result: Result, contender: DemoContender) -> ContenderLine:
+def _line(result: DemoResult, contender: DemoContender) -> ContenderLine:
     name = contender.name
     hits = [stream.hits(name) for stream in result.streams]
     gains = [stream.hits(name) - stream.hits(BASELINE) for stream in result.streams]
@@ -78,30 +82,35 @@ def _line(result: Result, contender: DemoContender) -> ContenderLine:
     return ContenderLine(
         contender=contender,
         accuracy=[*map(wilson, hits), wilson(np.concatenate(hits))],
-        gain=[*(paired([gain]) for gain in gains), paired(gains)],
+        gain=[*(paired_gain([gain]) for gain in gains), paired_gain(gains)],
         gmacs=costs(shape, chosen.condensation, adaptation, len(result.classes)).gmacs,
         ms=np.concatenate([stream.ms[name] for stream in result.streams]),
     )
 
 
 def changes(streams: Sequence[DemoStream]) -> dict[str, int]:
-    """How often TCA left zero-shot's answer right or wrong, fixed it or broke it."""
+    """How many of zero-shot's answers TCA left right or wrong, fixed or broke."""
     return _counts(streams, [stream.answers[BASELINE] for stream in streams])
 
 
 def corrections(streams: Sequence[DemoStream]) -> dict[str, int]:
-    """The same for the correction alone, against the answer of the same condensed forward pass without it."""
+    """The same for the correction alone, against the same condensed forward pass without it."""
     return _counts(streams, [stream.before for stream in streams])
 
 
 def _counts(streams: Sequence[DemoStream], before: Sequence[NDArray[np.int64]]) -> dict[str, int]:
     rows = [row for s, b in zip(streams, before, strict=True) for row in zip(s.labels, b, s.answers[OURS], strict=True)]
-    counted = Counter(kind(*row) for row in rows)
+    counted = Counter(answer_verdict(*row) for row in rows)
     return {name: counted[name] for name in ("right", "fixed", "broken", "wrong")}
 
 
-def demo_verdict(result: Result, found: Sequence[ContenderLine]) -> str:
-    """The outcome in one sentence, whatever it is."""
+def demo_verdict(result: DemoResult, found: Sequence[ContenderLine]) -> str:
+    """The outcome in one sentence, whatever it is.
+
+    Args:
+        result: The run.
+        found: Its numbers, from `lines`.
+    """
     ours, plain = (next(line for line in found if line.contender.name == name) for name in (OURS, BASELINE))
     gain, saved = ours.gain[-1], 100 * (1 - ours.gmacs / plain.gmacs)
     outcome = (
@@ -122,8 +131,13 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def text_table(result: Result, found: Sequence[ContenderLine]) -> str:
-    """An aligned table for terminals."""
+def text_table(result: DemoResult, found: Sequence[ContenderLine]) -> str:
+    """An aligned table for terminals.
+
+    Args:
+        result: The run.
+        found: Its numbers, from `lines`.
+    """
     titles = [stream.title for stream in result.streams]
     head = ["", *titles, "mean", "gain over zero-shot", "GMACs", "ms"]
     body = [[line.contender.name, *map(_short, line.accuracy), _gain(line), *_costs(line)] for line in found]
@@ -149,8 +163,13 @@ def _costs(line: ContenderLine) -> tuple[str, str]:
     return f"{line.gmacs:.3f}", f"{line.median_ms:.1f}"
 
 
-def as_json(result: Result, found: Sequence[ContenderLine]) -> dict[str, Any]:
-    """All numbers of the run, the answers included, in plain values."""
+def as_json(result: DemoResult, found: Sequence[ContenderLine]) -> dict[str, Any]:
+    """All numbers of the run, including every answer, in plain values.
+
+    Args:
+        result: The run.
+        found: Its numbers, from `lines`.
+    """
     names = [*(stream.title for stream in result.streams), "mean"]
     return {
         "schema": SCHEMA,
@@ -185,8 +204,13 @@ def _stream_json(stream: DemoStream) -> dict[str, Any]:
     return {"labels": stream.labels.tolist(), "answers": answers, "before_correction": stream.before.tolist()}
 
 
-def as_page(result: Result, found: Sequence[ContenderLine]) -> DemoPage:
-    """The page of the run."""
+def as_page(result: DemoResult, found: Sequence[ContenderLine]) -> DemoPage:
+    """The page of the run.
+
+    Args:
+        result: The run.
+        found: Its numbers, from `lines`.
+    """
     return DemoPage(
         title="lessmore demo: a classifier that adapts while it runs",
         lead=demo_verdict(result, found).replace(" %", "\u00a0%"),
@@ -200,7 +224,7 @@ def as_page(result: Result, found: Sequence[ContenderLine]) -> DemoPage:
     )
 
 
-def _facts(result: Result) -> dict[str, str]:
+def _facts(result: DemoResult) -> dict[str, str]:
     n, shifts = len(result.streams[0].labels), ", ".join(stream.title for stream in result.streams)
     R = next(c.R for c in CONTENDERS if c.name == OURS)
     return {
@@ -223,7 +247,7 @@ def _rows(found: Sequence[ContenderLine]) -> list[DemoRow]:
     return rows
 
 
-def _notes(result: Result) -> str:
+def _notes(result: DemoResult) -> str:
     return (
         "Intervals: Wilson for accuracies, a paired bootstrap over images for differences; they speak of other images, "
         "not of other orders of the stream. Zero-shot is the same model with the same prompts on the same images. "

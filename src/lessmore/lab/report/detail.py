@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lessmore.lab.metrics import BINS
-from lessmore.lab.report.charts import Axis, Bar, Plot, bars, round_axis, signed_number
+from lessmore.lab.report.charts import Axis, Bar, Plot, bar_chart, round_axis, signed_number
 from lessmore.lab.store import SampleRow
 
 _FIRST = 20  # running accuracies of fewer images say nothing
@@ -23,7 +23,7 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DetailFigure:
-    """A chart, what it says in words, and its numbers as a table."""
+    """A chart, its message in words, and its numbers as a table."""
 
     title: str
     svg: str
@@ -54,8 +54,8 @@ def _running(rows: Sequence[SampleRow], name: str) -> Curve:
     return np.asarray(100 * hits.cumsum() / np.arange(1, len(hits) + 1))
 
 
-def windows(parts: Sequence[Any]) -> DetailFigure:
-    """Accuracy within equal parts of the stream, as the summary has it."""
+def windows_figure(parts: Sequence[Any]) -> DetailFigure:
+    """Accuracy within equal parts of the stream, from the summary."""
     ends = [part["seen"] for part in parts]
     middles = [(start + end) / 2 for start, end in zip([0, *ends], ends, strict=False)]
     curves = [[100 * part[name] for part in parts] for name in ("zero_shot_accuracy", "accuracy")]
@@ -82,8 +82,14 @@ class Bins:
     share: Curve
 
 
-def binned(rows: Sequence[SampleRow], name: str, probability: str) -> Bins:
-    """Equal bins of the confidence, as many as the calibration error has."""
+def confidence_bins(rows: Sequence[SampleRow], name: str, probability: str) -> Bins:
+    """Answers in equal bins of confidence, as many as the calibration error uses.
+
+    Args:
+        rows: Of the run; unreadable images are ignored.
+        name: Column of the predicted class.
+        probability: Column of its probability.
+    """
     answered = [row for row in rows if "error" not in row]
     sure = np.array([row[probability] for row in answered], dtype=np.float64)
     hits = np.array([row[name] == row["label"] for row in answered], dtype=np.float64)
@@ -95,10 +101,15 @@ def binned(rows: Sequence[SampleRow], name: str, probability: str) -> Bins:
 
 
 def calibration_figure(rows: Sequence[SampleRow], metrics: Any) -> DetailFigure:
-    """Accuracy against confidence; on the diagonal they agree."""
+    """Accuracy against confidence; on the diagonal they agree.
+
+    Args:
+        rows: Of the run.
+        metrics: Of its summary, for the calibration errors.
+    """
     both = {
-        "zero-shot": binned(rows, "zero_shot", "zero_shot_probability"),
-        "adapted": binned(rows, "prediction", "probability"),
+        "zero-shot": confidence_bins(rows, "zero_shot", "zero_shot_probability"),
+        "adapted": confidence_bins(rows, "prediction", "probability"),
     }
     axis = [(v / 100, f"{v}") for v in (0, 25, 50, 75, 100)]
     plot = Plot(Axis(0, 1, axis, "confidence, %"), Axis(0, 1, axis))
@@ -140,9 +151,14 @@ class Gain(NamedTuple):
         return self.adapted - self.zero_shot
 
 
-def by_class(rows: Sequence[SampleRow], classes: Sequence[str]) -> tuple[DetailFigure, DetailFigure]:
-    """The classes that gain most, with a table of all, and those that lose most."""
-    lines = class_gain_figure(rows, classes)
+def class_figures(rows: Sequence[SampleRow], classes: Sequence[str]) -> tuple[DetailFigure, DetailFigure]:
+    """The classes that gain most, with a table of all of them, and the classes that lose most.
+
+    Args:
+        rows: Of the run.
+        classes: Their names.
+    """
+    lines = class_gains(rows, classes)
     better, worse = ([line for line in lines if sign * line.points > 0] for sign in (1, -1))
     span = max(abs(line.points) for line in lines)
     same = f"; {len(lines) - len(better) - len(worse)} are as before" if better else ""
@@ -154,8 +170,13 @@ def by_class(rows: Sequence[SampleRow], classes: Sequence[str]) -> tuple[DetailF
     )
 
 
-def class_gain_figure(rows: Sequence[SampleRow], classes: Sequence[str]) -> list[Gain]:
-    """Every class that was seen, the largest gain first."""
+def class_gains(rows: Sequence[SampleRow], classes: Sequence[str]) -> list[Gain]:
+    """The gain of every class that was seen, the largest first.
+
+    Args:
+        rows: Of the run.
+        classes: Their names.
+    """
     answered = [row for row in rows if "error" not in row]
     labels = np.array([row["label"] for row in answered])
     counts = np.bincount(labels, minlength=len(classes))
@@ -169,7 +190,7 @@ def class_gain_figure(rows: Sequence[SampleRow], classes: Sequence[str]) -> list
     return [Gain(classes[seen[i]], int(counts[seen[i]]), float(plain[i]), float(ours[i])) for i in order]
 
 
-def by_domain(domains: Mapping[str, Any]) -> DetailFigure:
+def domain_figure(domains: Mapping[str, Any]) -> DetailFigure:
     """Gain of every domain, in the order of the stream."""
     lines = [Gain(name, d["n"], 100 * d["zero_shot_accuracy"], 100 * d["accuracy"]) for name, d in domains.items()]
     caption = f"{len(lines)} domains, as the stream first meets them.{_only(lines)}"
@@ -178,7 +199,7 @@ def by_domain(domains: Mapping[str, Any]) -> DetailFigure:
 
 def _bars(lines: Sequence[Gain], label: str, span: float = 0) -> str:
     told = "{0}: {2:.1f} → {3:.1f} % of {1}"
-    return bars([Bar(line.name, line.points, told.format(*line)) for line in lines], label, span) if lines else ""
+    return bar_chart([Bar(line.name, line.points, told.format(*line)) for line in lines], label, span) if lines else ""
 
 
 def _only(lines: Sequence[Gain]) -> str:

@@ -14,7 +14,7 @@ _UNSEEN = re.compile(f"[{_CONTROL}\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\
 
 
 def visible(text: str) -> str:
-    """The text with a `�` for every sign that cannot be seen or written."""
+    """The text with a `�` for every character that cannot be seen or written."""
     return _UNSEEN.sub("\ufffd", text)
 
 
@@ -33,7 +33,7 @@ _MARKS = re.compile(r"([\\|*_`<>\[\]#~$]|&(?=#?\w+;))")
 
 
 def markdown(text: str) -> str:
-    """One line that means nothing special in a pipe table or a paragraph of Markdown.
+    """One line without any special meaning in a pipe table or a paragraph of Markdown.
 
     >>> print(markdown("a|b [*c*](d)"), markdown("81.0 (+1.2 [0.4, 2.0])"))
     a\\|b \\[\\*c\\*\\](d) 81.0 (+1.2 [0.4, 2.0])
@@ -61,7 +61,7 @@ r"""After `\\` and `\midrule` these would begin an argument."""
 
 
 def latex(text: str) -> str:
-    """One line that means nothing special in a cell or a paragraph of LaTeX."""
+    """One line without any special meaning in a cell or a paragraph of LaTeX."""
     line = "".join(_LATEX.get(sign, sign) for sign in one_line(text))
     return _OPTIONAL.sub(lambda found: f"{{{found[0]}}}", line)
 
@@ -70,7 +70,7 @@ _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def harmless(value: Any) -> Any:
-    """A value for a cell of CSV; texts that a spreadsheet would take for a formula get a quote in front.
+    """A value for a cell of CSV; a text that a spreadsheet would take for a formula gets a leading quote.
 
     >>> harmless("=1+1"), harmless(-1.5), harmless("plain")
     ("'=1+1", -1.5, 'plain')

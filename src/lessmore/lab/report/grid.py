@@ -1,4 +1,4 @@
-"""A table of short texts, and the page it stands on: the same for every format it is written in."""
+"""A table of short texts and the page it is on, the same for every format they are written in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """What stands in a cell."""
+    """The content of a cell."""
 
     text: str
     strong: bool = False
@@ -17,7 +17,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TableGrid:
-    """Lines of a common length, the head first."""
+    """Lines of equal length, and their head."""
 
     title: str
     head: tuple[str, ...]

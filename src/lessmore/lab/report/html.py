@@ -1,4 +1,4 @@
-"""The page of many runs: one file, with everything in it, that loads nothing from anywhere."""
+"""The page of many runs: one self-contained file that loads nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lessmore
 from lessmore.lab.labels import preset_label, preset_note
 from lessmore.lab.report import charts, detail
 from lessmore.lab.report.album import Album, AlbumEntry
-from lessmore.lab.report.browser import names_of, payload
+from lessmore.lab.report.browser import names_of, page_data
 from lessmore.lab.report.overview import Overview, OverviewLine, cost_chart, overview
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tables import TUNED
@@ -20,7 +20,7 @@ from lessmore.lab.report.write import part, render
 
 @dataclass(frozen=True)
 class ReportPanel:
-    """What the page shows of one run besides its samples."""
+    """What the page shows of one run, apart from its samples."""
 
     number: int
     title: str
@@ -33,10 +33,16 @@ class ReportPanel:
 
 
 def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: Sequence[str] = ()) -> str:
-    """The page as HTML text; albums: of the same runs in the same order; left_out: others, with the reason."""
+    """The page as HTML text.
+
+    Args:
+        runs: The runs, at least one.
+        albums: Their pictures, in the same order.
+        left_out: Other runs with the reason why they are not shown, to be listed.
+    """
     found = overview(runs)
     numbers = {run.summary["key"]: number for number, run in enumerate(runs)}
-    titles = [title(run) for run in runs]
+    titles = [run_title(run) for run in runs]
     script = part("report.js")
     return render(
         "report.html",
@@ -44,7 +50,7 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         interval=charts.interval_bar,
         verdict=charts.gain_verdict,
         version=lessmore.__version__,
-        lead=lead(found),
+        lead=lead_sentence(found),
         overview=found,
         widest=max(abs(end) for line in found.lines for end in (line.gain.low, line.gain.high)),
         numbers=numbers,
@@ -55,13 +61,13 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         ),
         panels=[_panel(i, titles[i], run, album) for i, (run, album) in enumerate(zip(runs, albums, strict=True))],
         left_out=left_out,
-        data=payload(titles, [run.rows for run in runs], albums),
+        data=page_data(titles, [run.rows for run in runs], albums),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def title(run: Finished) -> str:
+def run_title(run: Finished) -> str:
     """A run in a few words."""
     spec, data = run.summary["spec"], run.summary["dataset"]
     seen = [data["name"], spec["corruption"], None if spec["order"] == "iid" else spec["order"]]
@@ -69,8 +75,8 @@ def title(run: Finished) -> str:
     return f"{' '.join(text for text in seen if text)}: {setting}"
 
 
-def lead(found: Overview) -> str:
-    """What came out, in a sentence or two, whatever it is."""
+def lead_sentence(found: Overview) -> str:
+    """The outcome in a sentence or two, whatever it is."""
     lines = [line for line in found.lines if not line.plain]
     if not lines:
         return "Zero-shot runs only: there is nothing to compare them with."
@@ -108,16 +114,16 @@ def _facets(found: Overview) -> list[dict[str, str]]:
 
 def _panel(number: int, name: str, run: Finished, album: Album) -> ReportPanel:
     metrics, names = run.summary["metrics"], names_of(run.rows, album)
-    domains = [detail.by_domain(metrics["domains"])] if metrics["domains"] else []
+    domains = [detail.domain_figure(metrics["domains"])] if metrics["domains"] else []
     return ReportPanel(
         number=number,
         title=name,
         facts=_facts(run),
         figures=(
             detail.over_time_figure(run.rows),
-            detail.windows(metrics["over_time"]),
+            detail.windows_figure(metrics["over_time"]),
             detail.calibration_figure(run.rows, metrics),
-            *detail.by_class(run.rows, names),
+            *detail.class_figures(run.rows, names),
             *domains,
         ),
         reservoir=_by_class(album, names),

@@ -1,4 +1,4 @@
-"""All runs of a page side by side: a line per setting and stream, and accuracy against what it costs."""
+"""All runs of a page side by side: a line per setting and stream, and accuracy against cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from lessmore.lab.report.charts import Plot, round_axis
 from lessmore.lab.report.page import Estimate
 from lessmore.lab.report.runs import Finished
-from lessmore.lab.report.tables import ALWAYS, SOMETIMES, Run, newest
+from lessmore.lab.report.tables import ALWAYS, SOMETIMES, Run, newest_runs
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Overview:
 
 def overview(runs: Sequence[Finished]) -> Overview:
     """Arrange the runs as `lessmore build` does, but with a line for every stream."""
-    kept, repeated = newest(run.summary for run in runs)
+    kept, repeated = newest_runs(run.summary for run in runs)
     head = (*ALWAYS, *(name for name in SOMETIMES if len({run.settings[name] for run in kept}) > 1))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in kept:
@@ -96,7 +96,13 @@ def _mean(metrics: Sequence[Any], name: str, interval: str) -> Estimate:
 
 
 def cost_chart(lines: Sequence[OverviewLine], cost: Callable[[OverviewLine], float | None], title: str) -> str:
-    """Accuracy against a cost, for the lines of one stream; empty where no line knows the cost."""
+    """Accuracy against a cost, for the lines of one stream; empty if no line has the cost.
+
+    Args:
+        lines: The lines.
+        cost: Reads the cost from a line; None where it is unknown.
+        title: Of the axis; `GMACs` also shows matched zero-shot.
+    """
     known = [(line, x) for line in lines if (x := cost(line)) is not None]
     if not known:
         return ""

@@ -31,7 +31,7 @@ class DemoRow:
     """A difference to the first row: values get a sign, costs are a change in percent."""
 
     def shown(self) -> Iterator[tuple[str, str]]:
-        """What stands in each cell, large and small."""
+        """The content of each cell, in large and in small print."""
         sign = "+" if self.gain else ""
         for cell in self.cells:
             value, low, high = (signed_number(v, sign=sign) for v in (cell.value, cell.low, cell.high))
@@ -62,7 +62,7 @@ class TokenPanel:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One image, what became of its tokens, and the answers of zero-shot (before) and of the method (after)."""
+    """One image, its tokens, and the answers of zero-shot (before) and of the method (after)."""
 
     verdict: str
     shift: str
@@ -90,14 +90,14 @@ class DemoPage:
 
 
 def render_demo(page: DemoPage) -> str:
-    """The page as HTML text that loads nothing from anywhere."""
+    """The page as self-contained HTML text that loads nothing."""
     y = round_axis(value for chart in page.charts for curve in chart.curves.values() for value in curve)
     legend = list(page.charts[0].curves) if page.charts else []
     return render("demo.html", page=page, legend=legend, charts=[_chart(chart, y) for chart in page.charts])
 
 
 def _chart(chart: Chart, y: Axis) -> tuple[str, str, str]:
-    """Drawing, title and caption; the numbers at the end of the stream are in the text as well."""
+    """Drawing, title and caption; the caption repeats the numbers at the end of the stream."""
     ends = ", ".join(f"{name} {curve[-1]:.1f} %" for name, curve in chart.curves.items() if curve)
     last = chart.first + max((len(curve) for curve in chart.curves.values()), default=0) - 1
     plot = Plot(Axis(chart.first, last, ((chart.first, f"{chart.first}"), (last, f"{last} images"))), y)

@@ -1,4 +1,4 @@
-"""Folders of runs on the disk: which there are, which of them are finished, and what they hold."""
+"""Folders of runs on disk: which exist, which are finished, and what they hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS = ("key", "spec", "dataset", "metrics", "provenance")
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: its summary is read, the rest when it is asked for."""
+    """A finished run; everything but its summary is read on demand."""
 
     folder: Path
     summary: SummaryView
@@ -35,12 +35,12 @@ class Finished:
 
     @cached_property
     def header(self) -> SummaryView:
-        """What was asked, as spec.json has it."""
+        """The request, from spec.json."""
         header: SummaryView = self._read(lambda path: json.loads(path.read_text(encoding="utf-8")), "spec.json")
         return header
 
     def check(self) -> None:
-        """Read all of it now; raises `StateError` where that cannot be done."""
+        """Read everything now; raises `StateError` if that is impossible."""
         _ = self.rows, self.header
 
     def _read(self, read: Callable[[Path], Any], name: str) -> Any:
@@ -51,7 +51,7 @@ class Finished:
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[Finished], list[str]]:
-    """Finished runs in these folders, at any depth, each once; and the names of the others with what is wrong."""
+    """Finished runs in these folders at any depth, each once; and the names of the others with the reason."""
     files = {file.resolve(): file for path in paths for file in _summary_files(path)}
     found: dict[str, Finished] = {}
     left_out = []
@@ -69,7 +69,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Finished], list[str]]:
 
 
 def _summary_files(path: Path) -> Iterator[Path]:
-    """Where summaries are or, of runs that have begun, would be."""
+    """Paths of summaries, including those that unfinished runs would have."""
     if path.is_file():
         yield path
     elif path.is_dir():

@@ -1,4 +1,4 @@
-"""Many runs arranged as one table, as a pure function of their summaries; `lessmore.lab.report.write` writes it down.
+"""Many runs arranged as one table, as a pure function of their summaries; `lessmore.lab.report.write` formats it.
 
 A row is a setting, a column a stream of images, a cell the mean over seeds. Seeds put the same images into another
 order, so they do not narrow the interval: ± is half the width of a run's own 95 % interval, averaged over the seeds.
@@ -60,7 +60,12 @@ class ResultTable:
     notes: tuple[str, ...]
 
     def best(self, row: ResultRow, i: int) -> bool:
-        """Whether no row of the same model is better in column `i`, to the digits shown."""
+        """Whether no row of the same model is better in a column, at the digits shown.
+
+        Args:
+            row: The row; one that was tuned on test labels never is.
+            i: Number of the column.
+        """
         rivals = [r.cells[i] for r in self.rows if r.labels[0] == row.labels[0] and not r.tuned]
         top = max((round(cell.accuracy, 2) for cell in rivals if cell is not None), default=None)
         cell = row.cells[i]
@@ -69,7 +74,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Run:
-    """A summary and where it belongs: in the row of its settings and the column of its stream."""
+    """A summary and its place: the row of its settings and the column of its stream."""
 
     summary: SummaryView
     settings: Mapping[str, str]
@@ -77,14 +82,19 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """What came out."""
+        """The results."""
         metrics: Mapping[str, Any] = self.summary["metrics"]
         return metrics
 
 
-def table(summaries: Iterable[SummaryView], incomplete: Sequence[str] = ()) -> ResultTable:
-    """Arrange finished runs; `incomplete` names others that are left out, to be listed below."""
-    runs, repeated = newest(summaries)
+def result_table(summaries: Iterable[SummaryView], incomplete: Sequence[str] = ()) -> ResultTable:
+    """Arrange finished runs as a table.
+
+    Args:
+        summaries: Of the runs.
+        incomplete: Names of runs that are left out, to be listed in the notes.
+    """
+    runs, repeated = newest_runs(summaries)
     head = (*ALWAYS, *(name for name in SOMETIMES if len({run.settings[name] for run in runs}) > 1))
     columns = sorted({run.column for run in runs})
     matched = _grouped(runs, lambda run: _matched_labels(run, head))
@@ -97,8 +107,8 @@ def table(summaries: Iterable[SummaryView], incomplete: Sequence[str] = ()) -> R
     return ResultTable(head, (*columns, *average), images, tuple(rows), _notes(runs, repeated, incomplete))
 
 
-def newest(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
-    """One run per setting, stream and seed, the last finished one; and how many others there were."""
+def newest_runs(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
+    """One run per setting, stream and seed, the last to finish; and how many others there were."""
     distinct = {summary["key"]: summary for summary in summaries}
     streams: dict[str, set[str]] = {}
     for summary in distinct.values():
@@ -114,7 +124,7 @@ def newest(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
 
 
 def _setting(summary: SummaryView, name: str) -> str:
-    """A setting as it is shown; the device is the one that was used, for `auto` says nothing."""
+    """A setting as text; the device is the one that was used, because `auto` says nothing."""
     value = summary["provenance"].get("device") if name == "device" else summary["spec"].get(name)
     if name == "preset" and summary.get("tuned_on"):
         return f"{_preset(summary)} {TUNED}"
@@ -162,7 +172,7 @@ def _cell(runs: list[Run]) -> Cell | None:
 
 
 def _matched_labels(run: Run, head: tuple[str, ...]) -> tuple[str, ...]:
-    """Labels of the row of zero-shot answers that every run gave beside its own, on all tokens."""
+    """Labels of the row for matched zero-shot, whose answers every run records next to its own."""
     given = {"method": "matched zero-shot", "R": "1", "reducer": "", "preset": "", "options": ""}
     return tuple(given.get(name, run.settings[name]) for name in head)
 
@@ -182,7 +192,7 @@ def _half(interval: Sequence[float]) -> float:
 
 
 def _averaged(cells: list[Cell | None]) -> tuple[Cell | None, ...]:
-    """With the mean over the columns appended; one hole leaves a hole, for other means would not compare."""
+    """The cells and their mean. One gap leaves no mean, because it would not compare with others."""
     if len(cells) < 2:
         return tuple(cells)
     known = [cell for cell in cells if cell is not None]
@@ -222,7 +232,7 @@ def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[s
 
 
 def result_page(of: ResultTable) -> TablePage:
-    """The table as it is written down."""
+    """The table in the form that is written."""
     settings = (*of.head, "seeds")
     images = ("images", *("" for _ in of.head), *of.images)
     lines = tuple(_line(of, row) for row in of.rows)
@@ -243,7 +253,7 @@ def _text(cell: Cell | None, best: bool) -> Text:
 
 
 def run_lines(summaries: Iterable[SummaryView]) -> Iterable[dict[str, Any]]:
-    """One line per run with every single figure; fractions as the summaries have them, not percent."""
+    """One line per run with every single number; fractions as in the summaries, not percent."""
     return (dict(_flat(run)) for run in summaries)
 
 
@@ -251,7 +261,7 @@ _PARTS = ("spec", "dataset", "metrics", "cost")
 
 
 def _flat(run: SummaryView) -> Iterable[tuple[str, Any]]:
-    """Names and single values; an interval becomes two, lists such as the accuracy over time are left out."""
+    """Names and single values; an interval becomes two, and lists such as the accuracy over time are left out."""
     yield "key", run["key"]
     yield "tuned_on", run.get("tuned_on")
     for part in _PARTS:

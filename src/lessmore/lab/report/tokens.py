@@ -1,7 +1,7 @@
 """Pictures of condensed tokens: the image as the tower saw it, then what each condensing block left of it.
 
-Pruned patches are black and stay black, kept ones stay as they are, merged ones take the colour of their token: patches
-that ride in one token share a colour, and a token keeps its colour from block to block.
+Pruned patches turn black and stay black, kept ones do not change, merged ones take the colour of their token: patches
+of one token share a colour, and a token keeps its colour from block to block.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ def as_picture(image: Image.Image | Tensor) -> Image.Image:
 
 
 def as_seen(image: Image.Image, vlm: VLM) -> Image.Image:
-    """The square the tower sees of an image, cut and resized as its preprocessing does it."""
+    """The square that the tower sees of an image.
+
+    Args:
+        image: RGB, of any size.
+        vlm: Its preprocessing cuts and resizes. With a preprocessing that is not ours, contrast is stretched to 0…1.
+    """
     if isinstance(vlm.preprocess, Preprocess):
         return Image.fromarray(vlm.preprocess.resize(image))
     pixels = vlm.preprocess(image).float()  # somebody else's function: its mean and spread are not known
@@ -73,9 +78,13 @@ def as_seen(image: Image.Image, vlm: VLM) -> Image.Image:
 
 
 def cluster_colours(trace: SourceMap, row: int = 0) -> NDArray[np.int64]:
-    """[S, n] number of the colour of every patch after every block, −1 where it was never merged or is gone.
+    """Number of the colour of every patch after every block, `[S, n]`; −1 where it was never merged or is gone.
 
     A token merged from coloured ones takes the lowest of their numbers.
+
+    Args:
+        trace: What the condensing blocks did.
+        row: Number of the image in the batch.
     """
     fate, token = trace.fate[row].cpu().numpy(), trace.token[row].cpu().numpy()
     colours = np.full(token.shape, -1, dtype=np.int64)
@@ -91,8 +100,17 @@ def cluster_colours(trace: SourceMap, row: int = 0) -> NDArray[np.int64]:
     return colours
 
 
-def panels(image: Image.Image | Tensor, trace: SourceMap, side: int = PANEL_SIDE, row: int = 0) -> list[Image.Image]:
-    """One square picture per condensing block, `side` pixels wide or the next multiple of the patches' grid."""
+def token_panels(
+    image: Image.Image | Tensor, trace: SourceMap, side: int = PANEL_SIDE, row: int = 0
+) -> list[Image.Image]:
+    """One square picture per condensing block.
+
+    Args:
+        image: The square that the tower saw.
+        trace: What the condensing blocks did.
+        side: Width in pixels; rounded up to a multiple of the grid of patches.
+        row: Number of the image in the batch.
+    """
     grid = math.isqrt(trace.fate.shape[-1])
     picture = _square(image, grid, side)
     return [
@@ -102,7 +120,7 @@ def panels(image: Image.Image | Tensor, trace: SourceMap, side: int = PANEL_SIDE
 
 
 def _square(image: Image.Image | Tensor, grid: int, side: int) -> Image.Image:
-    """The picture enlarged (or shrunk) so that every patch is a whole number of pixels."""
+    """The picture resized so that every patch is a whole number of pixels wide."""
     picture = as_picture(image)
     if picture.width != picture.height:
         raise ConfigError(f"the picture is {picture.width} x {picture.height}; give the square the model saw (as_seen)")
@@ -127,16 +145,20 @@ def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64])
     return Image.fromarray(pixels)
 
 
-def strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str = "", row: int = 0) -> Image.Image:
-    """The original and its panels side by side, captioned.
+def token_strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str = "", row: int = 0) -> Image.Image:
+    """The original and its panels side by side, with captions.
 
-    trace: None where nothing was condensed. line: one line of text below, such as `answers`.
+    Args:
+        image: The square that the tower saw.
+        trace: What the condensing blocks did; None where nothing was condensed.
+        line: A line of text below, such as `answers_line`.
+        row: Number of the image in the batch.
     """
     if trace is None:
         pictures, captions = [_square(image, 1, PANEL_SIDE)], ["original, nothing condensed"]
     else:
         patches = trace.fate.shape[-1]
-        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *panels(image, trace, row=row)]
+        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *token_panels(image, trace, row=row)]
         captions = [f"original: {patches} patches"]
         captions += [f"block {b}: {n} tokens left" for b, n in zip(trace.blocks, trace.left[row].tolist(), strict=True)]
     return _mount(pictures, captions, [line, "" if trace is None else LEGEND])
@@ -161,7 +183,7 @@ def _mount(pictures: list[Image.Image], captions: list[str], lines: list[str]) -
 
 @functools.cache
 def _font() -> Font:
-    """A font of the machine that knows most letters, or Pillow's own, which knows ASCII."""
+    """A font of this machine with many letters, or Pillow's own, which has ASCII."""
     for name in _FONTS:
         try:
             return ImageFont.truetype(name, _SIZE)
@@ -179,16 +201,27 @@ def _drawable(text: str, font: Font) -> str:
     return "".join(c for c in plain if not unicodedata.combining(c)).encode("ascii", "replace").decode()
 
 
-def answers(classes: Sequence[str], prediction: Prediction) -> str:
-    """`before: LABEL p → after: LABEL p`."""
+def answers_line(classes: Sequence[str], prediction: Prediction) -> str:
+    """`before: LABEL p → after: LABEL p`.
+
+    Args:
+        classes: Their names.
+        prediction: The answer.
+    """
     first = int(prediction.zero_shot_scores.argmax())
     before, after = float(prediction.zero_shot_scores[first]), float(prediction.scores[prediction.index])
     return f"before: {classes[first]} {before:.2f} → after: {prediction.label} {after:.2f}"
 
 
 def prediction_strip(adapter: Adapter, image: Image.Image, prediction: Prediction) -> Image.Image:
-    """The strip of a prediction made with `trace=True`; image: as it was handed in, of any size."""
-    return strip(as_seen(image, adapter.vlm), prediction.trace, answers(adapter.classes, prediction))
+    """The strip of a prediction.
+
+    Args:
+        adapter: Gives preprocessing and class names.
+        image: The image that was predicted, of any size.
+        prediction: Made with `trace=True`.
+    """
+    return token_strip(as_seen(image, adapter.vlm), prediction.trace, answers_line(adapter.classes, prediction))
 
 
 def png(picture: Image.Image) -> bytes:
@@ -199,12 +232,17 @@ def png(picture: Image.Image) -> bytes:
 
 
 def data_uri(picture: Image.Image) -> str:
-    """The picture as an address that holds it, for pages that load nothing."""
+    """The picture as a PNG data URI, for pages that load nothing."""
     return "data:image/png;base64," + base64.b64encode(png(picture)).decode()
 
 
 def jpeg_uri(picture: Image.Image, side: int) -> str:
-    """The same as a JPEG of at most `side` pixels, a tenth of the size."""
+    """The picture as a JPEG data URI, about a tenth of the size of a PNG.
+
+    Args:
+        picture: Any mode.
+        side: Longest side in pixels.
+    """
     file = io.BytesIO()
     picture = picture.convert("RGB")
     picture.thumbnail((side, side))

@@ -1,4 +1,4 @@
-"""Tables and pages written down. Whatever a template prints is escaped for its format, so no name can be forgotten."""
+"""Tables and pages as text. Templates escape everything they print for their format, so no name can be forgotten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ _TEX_SIGNS: dict[str, Any] = {
 
 
 def to_markdown(page: TablePage, level: int = 1) -> str:
-    """A heading of that level where there is a title, the command, pipe tables, notes."""
+    """A page as a heading, the command, pipe tables and notes.
+
+    Args:
+        page: The page; without a title there is no heading.
+        level: Of the heading.
+    """
     return render("page.md", page=page, level=level)
 
 
@@ -36,23 +41,33 @@ def markdown_table(grid: TableGrid) -> str:
 
 
 def to_latex(page: TablePage) -> str:
-    """Tabulars with booktabs' rules and the notes below."""
+    """A page as booktabs tabulars with their notes."""
     return render("page.tex", page=page)
 
 
 def to_html(page: TablePage, command: str) -> str:
-    """A page of its own that loads nothing; command: what wrote it."""
+    """A page of its own that loads nothing.
+
+    Args:
+        page: The page.
+        command: What wrote it, for the footer.
+    """
     return render("tables.html", page=page, written_by=command)
 
 
 def render(name: str, **content: Any) -> str:
-    """A template of this folder, filled in; its ending says how texts are escaped."""
+    """A template, filled in; the ending of its name decides how texts are escaped.
+
+    Args:
+        name: File in the folder `templates`.
+        **content: The template's variables.
+    """
     text = _environment(name.rpartition(".")[2]).get_template(name).render(content)
     return text.encode("utf-8", "replace").decode()  # names of files need not be UTF-8, what we write must be
 
 
 def part(name: str) -> str:
-    """A file that pages are made of, as it is."""
+    """A file of the folder `templates`, verbatim."""
     return resources.files("lessmore.lab.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from lessmore.data.registry import open_dataset
 from lessmore.errors import LessmoreError
 from lessmore.lab.metrics import BINS
 from lessmore.lab.report.runs import Finished, find_runs
-from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest
+from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest_runs
 from lessmore.lab.store import SampleRow
 from lessmore.paper.figures import style
 from lessmore.paper.figures.request import Drawn, plain
@@ -59,7 +59,7 @@ def lines_of(runs: Sequence[Path]) -> list[PlotLine]:
     """Finished runs below these folders by stream and setting, seeds together; runs that are not finished are left."""
     finished, _ = find_runs(runs)
     by_key = {run.summary["key"]: run for run in finished}
-    kept, _ = newest(run.summary for run in finished)
+    kept, _ = newest_runs(run.summary for run in finished)
     told = [name for name in (*ALWAYS, *SOMETIMES) if name == "method" or len({r.settings[name] for r in kept}) > 1]
     groups: dict[tuple[str, str], list[Finished]] = {}
     for run in kept:

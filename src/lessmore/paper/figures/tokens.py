@@ -9,7 +9,7 @@ import numpy as np
 from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED, SourceMap, source_map
 from lessmore.core.encoder import Encoded, encode
 from lessmore.core.reservoir import ready_anchors
-from lessmore.lab.report.tokens import LEGEND, cluster_colours, panels
+from lessmore.lab.report.tokens import LEGEND, cluster_colours, token_panels
 from lessmore.paper.figures import style
 from lessmore.paper.figures.request import Drawn, FigureSample, Request, at_ratio, plain, reservoir_of, samples
 
@@ -77,7 +77,7 @@ def _row(axes: Any, name: str, sample: FigureSample, traces: list[SourceMap], bl
     axes[0].set_ylabel(style.stacked(name, 15), fontsize=style.NOTE, color=style.INK, parse_math=False)
     place = iter(axes[1:])
     for R, trace in zip(RATIOS, traces, strict=True):
-        pictures = dict(zip(trace.blocks, panels(sample.picture, trace, _SIDE), strict=True))
+        pictures = dict(zip(trace.blocks, token_panels(sample.picture, trace, _SIDE), strict=True))
         left = dict(zip(trace.blocks, trace.left[0].tolist(), strict=True))
         for block in blocks:
             title = f"R = {R:g}\nblock {block}" if heading else ""
