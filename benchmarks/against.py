@@ -94,7 +94,12 @@ def adapter_of(setup: Any, engine: str) -> Any:
 
     tiny = lessmore.load("tiny")
     vlm = type(tiny)(setup.vision, tiny.text, 100.0, 0.0, tiny.tokenizer, tiny.preprocess, "clip", "random")
-    return lessmore.Adapter(vlm, setup, "", "tca", engine=engine)
+    try:
+        from lessmore.models.class_list import ClassList
+    except ImportError:  # a checkout from before class lists could change
+        return lessmore.Adapter(vlm, setup, "", "tca", engine=engine)
+    names = setup.classes or tuple(map(str, range(len(setup.text))))
+    return lessmore.Adapter(ClassList(vlm, names, (), "photo", setup.text), setup, "tca", engine=engine)
 
 
 def work(model: str, device: str) -> None:

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lessmore.adapter import Adapter, Prediction, adapt
+    from lessmore.adapter import Adapter, adapt
     from lessmore.config import list_presets
     from lessmore.core.condense.registry import list_reducers
     from lessmore.engines import list_engines
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lessmore.models.load import load
     from lessmore.models.shapes import list_models
     from lessmore.models.vlm import VLM
+    from lessmore.prediction import Prediction
 
 try:
     __version__ = version("lessmore")
@@ -39,7 +40,7 @@ _HOMES = {
     "VLM": "models.vlm",
     "Adapter": "adapter",
     "Health": "engines.answers",
-    "Prediction": "adapter",
+    "Prediction": "prediction",
     "adapt": "adapter",
     "list_engines": "engines",
     "list_methods": "methods",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
@@ -15,43 +14,20 @@ from torch import Tensor
 
 from lessmore.config import Preset
 from lessmore.core.algorithm import algorithm
-from lessmore.core.condense.source import SourceMap, source_map
+from lessmore.core.class_list import ClassChange
+from lessmore.core.condense.source import source_map
 from lessmore.engines import check_engine
 from lessmore.engines.answers import Answered, Answerer, Failure, Health
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
 from lessmore.methods.resolve import resolve
 from lessmore.methods.saved import forms_of, problem_of
+from lessmore.models.class_list import ClassList, ClassNames, class_list
 from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, to_pixels, to_views
-from lessmore.models.vlm import VLM
-from lessmore.prompts import Templates, class_names, prompts, template_texts
+from lessmore.prediction import Prediction, entropy_of
+from lessmore.prompts import Templates, template_texts
 from lessmore.storage.state import read_counts, read_state, write_state
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one image. Score tensors are float32 on the CPU and sum to one."""
-
-    label: str
-    """The class answered, as it stands in the class list."""
-    index: int
-    """Its place in the class list."""
-    scores: Tensor
-    """Probability of every class after adaptation, `[C]`."""
-    zero_shot_scores: Tensor
-    """The same before adaptation, from the same forward pass, `[C]`."""
-    entropy: float
-    """Entropy of `zero_shot_scores`, in nats."""
-    refused: bool = False
-    """The adapted answer was not finite: this is the plain model's, and nothing was stored."""
-    trace: SourceMap | None = None
-    """Where every patch went, block by block; only on request."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether adaptation changed the answer."""
-        return self.index != int(self.zero_shot_scores.argmax())
 
 
 class Adapter:
@@ -61,27 +37,62 @@ class Adapter:
     independent streams take a `fork` each.
     """
 
-    def __init__(self, vlm: VLM, setup: Setup, prompts: str, method: str, seed: int = 0, engine: str = "auto") -> None:
+    def __init__(self, classes: ClassList, setup: Setup, method: str, seed: int = 0, engine: str = "auto") -> None:
         """Use `lessmore.adapt` instead, which looks everything up.
 
         Args:
-            vlm: The model.
+            classes: The class list, with its model.
             setup: What the method is built from.
-            prompts: A hash of the prompts, which a saved state must share.
             method: Name of the method.
             seed: Seed of random views, where the method looks at some.
             engine: Name of the engine.
         """
-        self.vlm = vlm
+        self.vlm = classes.vlm
         self.method_name = method
         self.preset: Preset = setup.preset
-        self._prompts, self._seed, self._setup = prompts, seed, setup
+        self._classes, self._seed, self._setup = classes, seed, setup
         self._answerer = Answerer(method, setup, engine)
 
     @property
     def classes(self) -> list[str]:
-        """The class list; to change it, make another adapter."""
-        return list(self._setup.classes)
+        """The class list; `add_classes`, `remove_classes` and `rename` change it."""
+        return list(self._classes.names)
+
+    def add_classes(self, classes: ClassNames) -> None:
+        """Go on with more classes, at the end of the list. What was learned stays; a new class starts as unseen.
+
+        Args:
+            classes: Names, or groups of names where the class list has groups.
+
+        Raises:
+            ConfigError: A name cannot be used, or the method cannot follow a class list. Nothing has changed then.
+        """
+        self._change_classes(*self._classes.added(classes))
+
+    def remove_classes(self, classes: Iterable[str]) -> None:
+        """Go on without some classes. What was learned of the others stays, and so does their order.
+
+        Raises:
+            ConfigError: A name is not in the list, none would be left, or the method cannot follow a class list.
+        """
+        self._change_classes(*self._classes.removed(classes))
+
+    def rename(self, old: str | Mapping[str, str], new: str | None = None) -> None:
+        """Give a class another name, or several by a mapping from old to new ones.
+
+        Prompts and embeddings are those of the new name; what was learned of the class's images stays.
+
+        Raises:
+            ConfigError: A name is not in the list or cannot be used, or the method cannot follow a class list.
+        """
+        if isinstance(old, str) == (new is None):
+            raise ConfigError("rename takes an old and a new name, or one mapping from old to new names")
+        self._change_classes(*self._classes.renamed({old: str(new)} if isinstance(old, str) else old))
+
+    def _change_classes(self, classes: ClassList, change: ClassChange) -> None:
+        setup = replace(self._setup, text=classes.text, classes=classes.names, groups=classes.groups)
+        self._answerer.change_classes(setup, change)
+        self._classes, self._setup = classes, setup
 
     @property
     def engine(self) -> str:
@@ -209,13 +220,15 @@ class Adapter:
 
     def _prediction(self, answered: Answered, trace: bool) -> Prediction:
         return Prediction(
-            label=self._setup.classes[answered.index],
+            label=answered.setup.classes[answered.index],
             index=answered.index,
             scores=answered.scores,
             zero_shot_scores=answered.zero_shot,
-            entropy=float(torch.special.entr(answered.zero_shot).sum()),
+            entropy=entropy_of(answered.zero_shot),
             refused=answered.refused,
             trace=source_map(answered.steps) if trace and answered.steps else None,
+            classes=answered.setup.classes,
+            groups=answered.setup.groups,
         )
 
     def _identity(self) -> dict[str, Any]:
@@ -224,7 +237,7 @@ class Adapter:
         identity = {
             "model": self.vlm.fingerprint(),
             "classes": self.classes,
-            "prompts": self._prompts,
+            "prompts": self._classes.written,
             "method": self.method_name,
             "options": {} if options is None else asdict(options),
             **asdict(self.preset.condensation),
@@ -237,7 +250,7 @@ class Adapter:
 
 def adapt(
     model: Any,
-    classes: Sequence[str],
+    classes: ClassNames,
     templates: Templates = "photo",
     method: str = "tca",
     preset: str = "default",
@@ -255,7 +268,8 @@ def adapt(
 
     Args:
         model: Whatever `lessmore.load` takes.
-        classes: Class names; predictions carry them as they are given.
+        classes: Class names; predictions carry them as they are given. A mapping from groups to names gives groups,
+            and predictions then answer on both levels.
         templates: A named set of prompt templates, or strings with `{}`.
         method: One of `list_methods()`.
         preset: One of `list_presets()`.
@@ -287,17 +301,16 @@ def adapt(
     vlm = load(model, tokenizer, preprocess)
     vlm = vlm if device is None else vlm.to(device)
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
-    names = class_names(classes)
-    written = hashlib.sha256(json.dumps(prompts(names, templates)).encode()).hexdigest()
-    text = vlm.classifier(names, templates, cache=cache)
+    known = class_list(vlm, classes, templates, cache)
     setup = Setup(
         vision=vlm.vision,
-        text=text,
+        text=known.text,
         logit_scale=vlm.logit_scale,
         preset=chosen.preset,
         vlm=vlm,
-        classes=tuple(names),
+        classes=known.names,
+        groups=known.groups,
         templates=template_texts(templates),
         options=chosen.options,
     )
-    return Adapter(vlm, setup, written, method, seed, engine)
+    return Adapter(known, setup, method, seed, engine)

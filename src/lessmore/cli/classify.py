@@ -30,7 +30,8 @@ from lessmore.data.find import find_images, same_place
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 
 if TYPE_CHECKING:
-    from lessmore.adapter import Adapter, Prediction
+    from lessmore.adapter import Adapter
+    from lessmore.prediction import Prediction
 
 EXAMPLES = """examples:
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16

@@ -16,12 +16,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from lessmore.core.class_list import ClassChange
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, Encoded, encode
 from lessmore.engines import Batching, build, resolve_engine
 from lessmore.engines.batching import on_host
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
+from lessmore.methods.saved import follower_of
 from lessmore.methods.zeroshot import zero_shot_logits
 
 REFUSALS = 10
@@ -42,6 +44,8 @@ class Answered:
     """Whether the image entered the method's memory."""
     steps: list[Step]
     """What the condensing blocks did."""
+    setup: Setup
+    """What answered, with the class list of that moment."""
 
     @cached_property
     def index(self) -> int:
@@ -89,11 +93,12 @@ Failure = ImageError | NonFiniteError
 """Why an image has no answer."""
 
 
-def read(outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
+def read(outcome: Outcome, setup: Setup, plain: Callable[[], Tensor]) -> Answered:
     """Bring an outcome to the host; one that is not finite is answered by the plain model instead.
 
     Args:
         outcome: The outcome of one image.
+        setup: What answered it.
         plain: Makes the plain model's probabilities of the image, `[C]`; asked only where they are needed.
 
     Raises:
@@ -105,7 +110,7 @@ def read(outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
     if refused:
         scores = zero_shot = plain()
     stored = outcome.stored is not None and bool(outcome.stored)
-    return Answered(scores, zero_shot, refused, stored, outcome.steps)
+    return Answered(scores, zero_shot, refused, stored, outcome.steps, setup)
 
 
 def plain_scores(setup: Setup, pixels: Tensor) -> Tensor:
@@ -223,6 +228,23 @@ class Answerer:
             self.method.reset()
             self._health = Health()
 
+    def change_classes(self, setup: Setup, change: ClassChange) -> None:
+        """Go on with another class list; the engine is built again. If that fails, everything stays as it was.
+
+        Args:
+            setup: The same setup with the new list and its embeddings.
+            change: How the list changed.
+
+        Raises:
+            ConfigError: The method cannot follow a class list.
+        """
+        follow = follower_of(self.method_name)
+        with self._lock:
+            self._take_back()
+            method = build(self.engine, self.method_name, setup)
+            method.restore(follow(self.method.state(), method.state(), change))
+            self.method, self.setup = method, setup
+
     def fork(self) -> Answerer:
         """An independent answerer that goes on from the same state."""
         other = Answerer(self.method_name, self.setup, self.engine)
@@ -232,7 +254,7 @@ class Answerer:
     def _answers(self, group: list[Tensor | ImageError]) -> Iterator[Answered | Failure]:
         """Answers to a group of inputs, together where the engine can."""
         good = [pixels for pixels in group if isinstance(pixels, Tensor)]
-        ahead = _Ahead(self.method, good) if isinstance(self.method, Batching) and len(good) > 1 else None
+        ahead = _Ahead(self._batching, good) if isinstance(self.method, Batching) and len(good) > 1 else None
         with self._lock:
             self._take_back()
             self._ahead = ahead
@@ -261,6 +283,11 @@ class Answerer:
         except NonFiniteError as error:
             return error
 
+    def _batching(self) -> Batching:
+        """The method as it is now: another class list brings another one."""
+        assert isinstance(self.method, Batching)
+        return self.method
+
     def _take_back(self) -> None:
         """Let the state hold exactly the images whose answers were given."""
         if self._ahead is not None:
@@ -269,7 +296,7 @@ class Answerer:
     def _read(self, outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
         health = self._health
         try:
-            answered = read(outcome, plain)
+            answered = read(outcome, self.setup, plain)
         except NonFiniteError:
             health.refused += 1
             raise
@@ -298,7 +325,7 @@ class Answerer:
 class _Ahead:
     """Images that a batching engine answers together, before their answers are asked for."""
 
-    def __init__(self, method: Batching, images: list[Tensor]) -> None:
+    def __init__(self, method: Callable[[], Batching], images: list[Tensor]) -> None:
         self._method, self._waiting = method, images
         self._before: dict[str, Tensor] = {}
         self._outcomes: Sequence[Outcome] = []
@@ -307,8 +334,8 @@ class _Ahead:
     def next(self) -> Outcome:
         """The outcome of the next image."""
         if not self._outcomes:
-            self._before = self._method.state()
-            self._outcomes = on_host(self._method.predict_many(torch.cat(self._waiting)))
+            self._before = self._method().state()
+            self._outcomes = on_host(self._method().predict_many(torch.cat(self._waiting)))
         self._given += 1
         return self._outcomes[self._given - 1]
 
@@ -318,6 +345,6 @@ class _Ahead:
         given, outcomes = self._waiting[: self._given], self._outcomes
         self._waiting, self._outcomes, self._given = self._waiting[self._given :], [], 0
         if len(given) < len(outcomes):
-            self._method.restore(self._before)
+            self._method().restore(self._before)
             if given:
-                self._method.predict_many(torch.cat(given))
+                self._method().predict_many(torch.cat(given))

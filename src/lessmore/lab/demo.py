@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from lessmore.adapter import Adapter, Prediction, adapt
+from lessmore.adapter import Adapter, adapt
 from lessmore.assets import shifts, world
 from lessmore.core.condense.source import SourceMap
 from lessmore.errors import LessmoreError
@@ -29,6 +29,7 @@ from lessmore.lab.report import tokens
 from lessmore.lab.report.page import Exhibit, TokenPanel
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
+from lessmore.prediction import Prediction
 
 # Held out: no setting of this package was chosen on these shifts and seeds.
 SHIFTS = (("background", 5), ("noise", 2), ("blur", 2), ("sketch", 2))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
 from lessmore.methods.registry import Setup, register_method
@@ -45,6 +46,8 @@ class NEOState(NamedTuple):
 @register_method("neo", NEOOptions)
 class NEO(FeatureStream[NEOState]):
     """Subtracts the running mean feature; the classifier stays as it is."""
+
+    follow_classes = staticmethod(by_rows())
 
     def __init__(self, setup: Setup, options: NEOOptions) -> None:
         self.options = options

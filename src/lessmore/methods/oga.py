@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
 from lessmore.methods.registry import Setup, register_method
@@ -123,6 +124,7 @@ class OGA(FeatureStream[OGAState]):
     """Stores the image first and answers it second, as the public code does."""
 
     state_problem = staticmethod(finite_but("entropies"))
+    follow_classes = staticmethod(by_rows(features=(0,), entropies=(0,)))
 
     def __init__(self, setup: Setup, options: OGAOptions) -> None:
         self.options = options

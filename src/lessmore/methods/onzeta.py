@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped, stream_progress
 from lessmore.methods.registry import Setup, register_method
@@ -67,6 +68,8 @@ class OnZetaState(NamedTuple):
 @register_method("onzeta", OnZetaOptions)
 class OnZeta(FeatureStream[OnZetaState]):
     """Two online problems, one gradient step each per image, both in closed form."""
+
+    follow_classes = staticmethod(by_rows(dual=(0,), proxies=(0,)))
 
     def __init__(self, setup: Setup, options: OnZetaOptions) -> None:
         self.options = options

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from lessmore.config import Adaptation, Condensation, Preset
+from lessmore.core.class_list import by_rows
 from lessmore.core.class_texts import ClassTexts
 from lessmore.core.condense.source import Step
 from lessmore.core.costs import Accounting, Costs, costs
@@ -47,6 +48,8 @@ class Setup:
     """The whole model, for methods that need its preprocessing (`views`) or its text tower (learned prompts)."""
     classes: tuple[str, ...] = ()
     """Class names, cleaned."""
+    groups: tuple[str, ...] = ()
+    """The group of every class, where the class list has groups."""
     templates: tuple[str, ...] = ()
     """The templates that `text` was made from; functions among them are left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +162,8 @@ class FollowsStream(Protocol):
 
 class Episodic:
     """The part of a method that treats every image alone: there is nothing to forget, keep or restore."""
+
+    follow_classes = staticmethod(by_rows())
 
     def reset(self) -> None:
         """Nothing to forget."""

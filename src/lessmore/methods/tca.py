@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from lessmore.core import stream, stream_check
+from lessmore.core.class_list import ClassChange, follow_classes
 from lessmore.core.condense.source import Step
 from lessmore.core.correction import layer_weights, probabilities
 from lessmore.core.costs import Accounting, costs
@@ -89,6 +90,19 @@ class TCA:
 
     facts = Facts(training_free=True, kind="online")
     state_problem = staticmethod(stream_check.problem)
+
+    @staticmethod
+    def follow_classes(
+        state: Mapping[str, Tensor], fresh: Mapping[str, Tensor], change: ClassChange
+    ) -> dict[str, Tensor]:
+        """A state on a changed class list; see `lessmore.core.class_list`.
+
+        Args:
+            state: A `state()`.
+            fresh: The state of a stream that has not begun on the new list.
+            change: How the list changed.
+        """
+        return stream.saved(follow_classes(stream.from_named(state), change))
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

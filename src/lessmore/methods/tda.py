@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lessmore.core.class_list import by_rows
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
 from lessmore.errors import ConfigError, unknown
@@ -156,6 +157,16 @@ class TDA:
 
     facts = Facts(training_free=True, kind="online")
     wants: Literal["feature"] = "feature"
+    follow_classes = staticmethod(
+        by_rows(
+            positive_keys=(0,),
+            positive_entropies=(0,),
+            positive_masks=(0,),
+            negative_keys=(0,),
+            negative_entropies=(0,),
+            negative_masks=(0, 2),
+        )
+    )
 
     def __init__(self, setup: Setup, options: TDAOptions) -> None:
         self.setup = setup

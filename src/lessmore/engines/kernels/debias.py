@@ -95,9 +95,10 @@ def _scan(
             p = p / tl.sum(p, axis=0)
             again = tl.where(seen > 0, 1, 0)
             turn = again * tl.sum((p - last) * (p - last), axis=0)
-            # Every image before counts once among the answers and once among those that stand out.
-            fore = tl.maximum(seen, 1e-9)
-            before, shares, frequent = total / fore, counts / fore, tops / fore
+            before = total / tl.maximum(seen, 1e-9)
+            # Removed classes took their counts with them, so these may add up to less than the images.
+            shares = counts / tl.maximum(tl.sum(counts, axis=0), 1e-9)
+            frequent = tops / tl.maximum(tl.sum(tops, axis=0), 1e-9)
             rest, drift = z - before, recent - before
             # What stands out most from this mean also does from the next.
             high, top = tl.max(tl.where(here, rest, float("-inf")), axis=0, return_indices=True)

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lessmore.adapter import Adapter, Prediction
+from lessmore.adapter import Adapter
 from lessmore.core.condense.source import GONE, MERGED, PRUNED, SourceMap
 from lessmore.errors import ConfigError
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
+from lessmore.prediction import Prediction
 
 # Okabe and Ito's colours first, told apart by colour-blind readers too; then five of Tol's for long traces.
 PALETTE = (
