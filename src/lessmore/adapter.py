@@ -35,6 +35,20 @@ class Adapter:
 
     Threads may share an adapter: they wait for one another, and every image is one step of the same stream. For
     independent streams take a `fork` each.
+
+    Example:
+        >>> import lessmore
+        >>> from PIL import Image
+        >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)
+        >>> images = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue", "red")]
+        >>> [prediction.label for prediction in adapter.stream(images)]
+        ['red circle', 'blue square', 'red circle']
+        >>> adapter.save("stream.safetensors")
+        >>> adapter.reset()
+        >>> adapter.restore("stream.safetensors")
+        >>> other = adapter.fork()
+        >>> other(images[0]).label, other.health().seen, adapter.health().seen
+        ('red circle', 4, 3)
     """
 
     def __init__(self, classes: ClassList, setup: Setup, method: str, seed: int = 0, engine: str = "auto") -> None:
@@ -160,7 +174,7 @@ class Adapter:
                 yield answer
 
     def reset(self) -> None:
-        """Forget the stream."""
+        """Forget the stream: start again with an empty reservoir and counts of zero."""
         self._answerer.reset()
 
     def fork(self) -> Adapter:
@@ -186,6 +200,9 @@ class Adapter:
     def save(self, path: str | Path) -> None:
         """Write the state as one safetensors file, atomically.
 
+        Args:
+            path: The file to write; one that exists is replaced.
+
         Raises:
             StateError: The file cannot be written.
         """
@@ -193,7 +210,10 @@ class Adapter:
         write_state(Path(path), tensors, self._identity(), {"health": asdict(health)})
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a file of `save`. If the file is refused, the adapter stays as it is.
+        """Continue from a file written by `save`. If the file is refused, the adapter stays as it is.
+
+        Args:
+            path: The file.
 
         Raises:
             StateError: The file is damaged, or belongs to another model, class list, method or setting.
@@ -232,7 +252,7 @@ class Adapter:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must share with this adapter, as JSON has it."""
+        """What a saved state must share with this adapter, in values that JSON keeps as they are."""
         options = method_options(self.method_name, self._setup.options)
         identity = {
             "model": self.vlm.fingerprint(),
@@ -297,7 +317,7 @@ def adapt(
         1
     """
     check_engine(engine)
-    resolve(method, preset, R, reducer, options)  # a wrong word is said before a large model is read
+    resolve(method, preset, R, reducer, options)  # refuse a wrong name before a large model is read
     vlm = load(model, tokenizer, preprocess)
     vlm = vlm if device is None else vlm.to(device)
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)

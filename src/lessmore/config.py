@@ -243,7 +243,12 @@ PRESETS: dict[str, Preset] = {
 
 
 def list_presets() -> list[str]:
-    """Names accepted by `preset=`."""
+    """Names accepted by `preset=`, sorted.
+
+    Example:
+        >>> list_presets()[:4]
+        ['bold', 'default', 'fixed', 'labelfree']
+    """
     return sorted(PRESETS)
 
 
@@ -251,6 +256,17 @@ def preset(name: str, **overrides: Any) -> Preset:
     """The named preset with single fields replaced, whichever of the two dataclasses they belong to.
 
     `R` given to a preset that counts by rate switches it to the table, where R has a meaning.
+
+    Args:
+        name: One of `list_presets()`.
+        **overrides: Fields of `Condensation` and `Adaptation` by name, such as `R=0.7` or `lam=2`.
+
+    Raises:
+        ConfigError: The preset or a field is unknown, or the fields do not go together.
+
+    Example:
+        >>> preset("default", M=5).adaptation.M
+        5
     """
     if name not in PRESETS:
         raise ConfigError(unknown("preset", name, PRESETS))

@@ -31,7 +31,17 @@ class NonFiniteError(LessmoreError, ArithmeticError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence for a name that does not exist, with the nearest ones that do."""
+    """One sentence for a name that does not exist, with the nearest ones that do.
+
+    Args:
+        kind: What the name stands for, such as `preset`.
+        name: The name that was given.
+        known: The names that exist.
+
+    Example:
+        >>> unknown("preset", "defalt", ["default", "paper"])
+        "unknown preset 'defalt'; did you mean default?"
+    """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     roots = sorted({one.split("/")[0] for one in known})  # cifar100c alone has a hundred variants

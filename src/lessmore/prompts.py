@@ -25,7 +25,16 @@ TEMPLATES: dict[str, list[str]] = _named_sets()
 
 
 def canonicalise(text: str, family: str) -> str:
-    """Text as the family saw it in training: SigLIP lower-case and without punctuation, CLIP as it is."""
+    """Text in the form the family was trained on: lower-case without punctuation for SigLIP, unchanged for CLIP.
+
+    Args:
+        text: A prompt.
+        family: The model's family, such as `clip` or `siglip`; only `siglip` changes the text.
+
+    Example:
+        >>> canonicalise("A photo of a Red_Fox.", "siglip")
+        'a photo of a red fox'
+    """
     if family != "siglip":
         return text
     text = text.replace("_", " ").translate(str.maketrans("", "", string.punctuation))
@@ -55,14 +64,22 @@ def _class_name(name: str) -> str:
 
 
 def template_texts(templates: Templates) -> tuple[str, ...]:
-    """The templates as texts with a place for the name; functions among them are left out."""
+    """The templates that are strings, each with a place for the class name; functions are left out."""
     if isinstance(templates, str):
         templates = TEMPLATES.get(templates) or [templates]
     return tuple(template for template in templates if isinstance(template, str))
 
 
 def resolve_templates(templates: Templates) -> list[Callable[[str], str]]:
-    """A named set, or a list of strings with `{}` or `{c}` and functions → functions from class name to prompt."""
+    """Templates as functions from a class name to a prompt.
+
+    Args:
+        templates: The name of a template set, one string with `{}` or `{c}`, or a sequence of such strings and of
+            functions.
+
+    Raises:
+        ConfigError: The set is unknown, there are no templates, or one has no place for the name.
+    """
     if isinstance(templates, str):
         if "{" not in templates and templates not in TEMPLATES:
             raise ConfigError(unknown("template set", templates, TEMPLATES))
@@ -80,6 +97,18 @@ def _fill(template: str) -> Callable[[str], str]:
 
 
 def prompts(classes: Iterable[str], templates: Templates) -> list[list[str]]:
-    """Prompts of every class, [C][number of templates]."""
+    """The prompts of every class: one list per class, in the order of `classes`, with one prompt per template.
+
+    Args:
+        classes: Class names; underscores become spaces.
+        templates: The name of a template set, or templates as `resolve_templates` takes them.
+
+    Raises:
+        ConfigError: A class name or template cannot be used.
+
+    Example:
+        >>> prompts(["red_fox", "owl"], ["a photo of a {}."])
+        [['a photo of a red fox.'], ['a photo of a owl.']]
+    """
     functions = resolve_templates(templates)
     return [[function(name) for function in functions] for name in class_names(classes)]

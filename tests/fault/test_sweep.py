@@ -379,7 +379,7 @@ def test_grids_that_are_refused(text: str, says: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [(["--processes", "0"], "1 or more"), (["--processes", "2", "--ray", "auto"], "exclude each other")],
+    [(["--processes", "0"], "1 or more"), (["--processes", "2", "--ray", "auto"], "mutually exclusive")],
 )
 def test_options_that_are_refused(
     more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -109,7 +109,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
         (["classify", "{photos}", *BASE, "--R", "1.5"], "R must lie in"),
         (["classify", "{photos}", *BASE, "--R", "0.01"], "choose a larger R"),
         (["classify", "{photos}", *BASE, "--save-every", "0"], "1 or more"),
-        (["classify", "{photos}", *BASE, "--output", "{empty}/no/out.csv"], "make it first"),
+        (["classify", "{photos}", *BASE, "--output", "{empty}/no/out.csv"], "create it first"),
         (["classify", "{photos}", *BASE, "--output", "{empty}"], "does not end in"),
         (["classify", "{photos}", *BASE, "--output", "out.xlsx"], ".csv or .jsonl"),
         (["classify", "{photos}", *BASE, "--state", "state.bin"], ".safetensors"),
@@ -127,7 +127,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
         (["flops", "ViT-B-16", "--classes", "0"], "give 1 or more"),
         (["flops", "ViT-B-16", "--R", "0.9", "--options.R", "0.7"], "give it once"),
         (["demo", "--images", "0"], "1 or more"),
-        (["demo", "--output", "{empty}/no/page.html"], "make it first"),
+        (["demo", "--output", "{empty}/no/page.html"], "create it first"),
         (["demo", "--model", "nowhere", "--output", "{empty}/page.html"], "nowhere"),
     ],
 )

@@ -396,8 +396,8 @@ def test_bad_images_end_the_command_with_3(damaged: Path, tmp_path: Path, capsys
         (("--dataset", "eurosat", "--root", "nowhere"), "is not a folder"),
         (("--dataset", "folder:nowhere"), "no folder"),
         (("--method", "tcaa"), "did you mean tca"),
-        (("--resume", "--overwrite"), "exclude each other"),
-        (("--no-cache", "--cache", "x"), "exclude each other"),
+        (("--resume", "--overwrite"), "mutually exclusive"),
+        (("--no-cache", "--cache", "x"), "mutually exclusive"),
         (("--order", "sideways"), "order"),
     ],
 )

@@ -1,8 +1,8 @@
 """The command line: one small file per command, imported only when that command is used.
 
-A command is a module with `parser()`, which must not import torch, and `run(args)`, which returns an exit code. Our own
-are the modules of this folder that `COMMANDS` names, and the first line of a docstring is the help. Installed packages
-name theirs in the entry point group `lessmore.commands`. Everything may come in here, and nobody imports this room.
+A command is a module with `parser()`, which must not import torch, and `run(args)`, which returns an exit code. The
+first line of its docstring is its help. `COMMANDS` names the modules of this folder; installed packages name theirs in
+the entry point group `lessmore.commands`. This room may import every other, and none imports it.
 Read `classify.py` first.
 """
 
@@ -49,7 +49,7 @@ for _name in COMMANDS:
     _home = f"{__name__}.{_name.replace('-', '_')}"
     REGISTRY.add(_name, partial(import_module, _home), source=_home)
 _COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report")
-"""Commands that run a model in this process; the others start processes, which set their own threads."""
+"""Commands that run a model in this process; the others start processes, which limit their own threads."""
 EXAMPLES = """examples:
   lessmore demo
   lessmore classify photos/ --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 --output out.csv

@@ -1,4 +1,4 @@
-"""How fast this machine is: plain, EViT and TCA in every engine it can run, interleaved, as a ratio to plain."""
+"""Measure speed on this machine: plain, EViT and TCA in every engine, interleaved, as a ratio to plain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = """examples:
   lessmore bench openai/clip-vit-base-patch16 --json
 
 ViT-B-16 and other shapes known by name get random weights; class embeddings are always random. Neither changes the
-times. Give the machine nothing else to do meanwhile.
+times. Run on an idle machine.
 """
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PLAIN = "plain"
@@ -66,7 +66,7 @@ def parser() -> ArgumentParser:
     args.add_argument("model", type=str, help=f"{', '.join(SHAPES)}, or whatever lessmore.load takes")
     args.add_argument("--classes", type=int, default=100, help="number of classes")
     args.add_argument("--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
-    args.add_argument("--dtype", type=str | None, default=None, help="float16 on CUDA and float32 on CPUs if not given")
+    args.add_argument("--dtype", type=str | None, default=None, help="default: float16 on CUDA, float32 on CPUs")
     args.add_argument("--seconds", type=float, default=120.0, help="time to measure for")
     args.add_argument("--json", action="store_true", help="print JSON")
     return args
@@ -115,7 +115,14 @@ def tower(name: str) -> tuple[ViT, bool]:
 
 
 def setup_of(vision: ViT, classes: int, contender: BenchContender, name: str = "default") -> Setup:
-    """A contender's setup on random class embeddings."""
+    """A contender's setup on random class embeddings.
+
+    Args:
+        vision: The tower to measure.
+        classes: Number of classes.
+        contender: What to measure: a method, a reducer and R.
+        name: The preset.
+    """
     generator = torch.Generator().manual_seed(0)
     text = F.normalize(torch.randn(classes, vision.shape.embed, generator=generator), dim=-1).to(vision.positions)
     chosen = resolve(contender.method, name, contender.R, contender.reducer, shape=vision.shape)
@@ -132,7 +139,16 @@ def engines(vision: ViT) -> list[str]:
 
 @torch.no_grad()
 def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[str, Any]]:
-    """One row per engine and contender; a progress bar counts the seconds."""
+    """Times of every contender in every engine, taken in turns so that a change of clock rate hits all alike.
+
+    Args:
+        vision: The tower to measure, on its device and in its dtype.
+        classes: Number of classes.
+        seconds: How long to measure; a progress bar counts them. Every contender gets 3 rounds at least.
+
+    Returns:
+        One row per engine and contender, as `--json` prints them.
+    """
     start, device = time.perf_counter(), vision.positions.device
     side = vision.shape.image_size
     image = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(vision.positions)
@@ -156,7 +172,7 @@ def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[s
 
 
 def _begun(engine: str, method: str, setup: Setup, image: Tensor) -> Method:
-    """A method that has answered its first image, so that all it needs is there."""
+    """A method that has answered its first image, so that everything it allocates or captures is in place."""
     made = build(engine, method, setup)
     made.predict(image)
     return made

@@ -1,4 +1,4 @@
-"""Collect the summaries of many runs into one table: Markdown, LaTeX, HTML, or CSV with every figure."""
+"""Collect the summaries of many runs into one table: Markdown, LaTeX, HTML, or CSV with every number."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXAMPLES = """examples:
   lessmore build results/*eurosat* more-results --output all.csv
 
 Markdown, LaTeX and HTML have a row per setting and a column per data set; the best of each model is bold. CSV has a
-line per run with all figures, for further work. Runs that are not finished are left out and listed, and the command
-then ends with exit code 3 instead of 0.
+line per run with every number, for further analysis. Unfinished runs are left out and listed, and the command then ends
+with exit code 3 instead of 0.
 """
 ENDINGS = (".md", ".tex", ".html", ".csv")
 

@@ -1,4 +1,4 @@
-"""Classify image files as one stream, row by row; a run that was cut off goes on where it was."""
+"""Classify image files as one stream, one row per image; an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ EXAMPLES = """examples:
   lessmore classify photos/ more/a.jpg --classes cats.txt --model open_clip:ViT-B-16/openai --output out.jsonl
   lessmore classify photos/ --classes cats.txt --model my-model-folder --output out.csv --state out.safetensors
 
-With --state the adapter's memory is kept in that file. If the run is cut off, by Ctrl-C or worse, the same command goes
-on where it was: rows the state does not know of are cut from the output, inputs that have a row are skipped. The state
-with a new output file carries what was learnt over to a new stream.
+With --state the adapter's memory is kept in that file. If the run is interrupted, the same command continues where it
+stopped: rows written after the last save of the state are removed from the output, inputs that have a row are skipped.
+The state with a new output file carries what was learnt over to a new stream.
 
 An image that cannot be read gets a row with its error, and the run ends with exit code 3 instead of 0.
 """
@@ -64,7 +64,7 @@ def parser() -> ArgumentParser:
 
 @dataclass
 class AnswerCounts:
-    """What came of the inputs."""
+    """How many inputs were answered, changed, failed, skipped or left."""
 
     answered: int = 0
     changed: int = 0
@@ -93,7 +93,7 @@ def run(args: Namespace) -> int:
 
 
 def _check(args: Namespace, state: Path | None) -> None:
-    """All that can be refused before a model is loaded."""
+    """Refuse what can be refused before a model is loaded."""
     if args.save_every < 1:
         raise ConfigError(f"--save-every must be 1 or more, not {args.save_every}")
     if state is not None:
@@ -105,8 +105,8 @@ def _check(args: Namespace, state: Path | None) -> None:
 def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> list[rows.Written]:
     """Rows of an earlier run that still hold: the output is cut back to what the state file has `seen`.
 
-    Rows are on the disk before a state is written that counts them, so the output can be ahead, by what came after the
-    last write, but not behind. Whatever does not fit this belongs to some other run and is left alone.
+    Rows are on the disk before a state that counts them is written, so the output may be ahead of the state, by the
+    images since the last save, but never behind it. Anything else belongs to another run and is left alone.
     """
     written = rows.read_answers(output)
     if not written:
@@ -114,21 +114,21 @@ def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> 
     if state is None:
         raise ConfigError(f"{output} has rows already; remove it, choose another, or go on with the --state of its run")
     if not state.exists():
-        raise ConfigError(f"{output} has rows but its state {state} is missing; remove the output to start anew")
+        raise ConfigError(f"{output} has rows but its state {state} is missing; remove the output to start again")
     kept = [row for row in written if row.seen <= seen]
     ahead = sum(not row.failed for row in written[len(kept) :])
     start = written[0].seen - (not written[0].failed)
     if (kept[-1].seen if kept else start) != seen or ahead > save_every:
         raise ConfigError(
             f"{output} and {state} are not of the same run (the rows end at image {written[-1].seen} of the stream, "
-            f"the state at {seen}); choose another output, or give --save-every as that run had it"
+            f"the state at {seen}); choose another output, or give the --save-every of that run"
         )
     os.truncate(output, kept[-1].end if kept else 0)
     return kept
 
 
 def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, counts: AnswerCounts) -> None:
-    """Classify and write; the state is saved first of all, so that rows never stand without one."""
+    """Classify and write; the state is saved before the first image, so that there are never rows without one."""
     output = rows.Output(args.output)
     seen = adapter.health().seen
     counts.left = len(todo)
@@ -189,7 +189,7 @@ def _summary(counts: AnswerCounts, args: Namespace) -> None:
     if counts.failed:
         parts.append(f"{counts.failed} failed")
     if counts.skipped:
-        parts.append(f"{counts.skipped} were done before")
+        parts.append(f"{counts.skipped} were already done")
     if counts.left:
         how = "run the same command to go on" if args.state else "without --state it cannot be continued"
         parts.append(f"{counts.left} left: interrupted, {how}")

@@ -27,7 +27,7 @@ OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
 _FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device")
 _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
-"""Arguments of `adapt` that are no settings."""
+"""Arguments of `adapt` that are not settings."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 def _load(text: str) -> Any:
-    """A value on the command line, as limited as a file; `{a}` and `a:` stay texts, as templates need them."""
+    """A value on the command line, held to the limits of a YAML file; `{a}` and `a:` stay text, for templates."""
     value = parse_yaml(text)
     return text if isinstance(value, dict) and value and not any(v is not None for v in value.values()) else value
 
@@ -44,7 +44,12 @@ set_loader("lessmore", _load, (ConfigError,))
 
 
 def new_parser(description: str | None, examples: str) -> ArgumentParser:
-    """A command's parser; its help ends with `examples`, line by line."""
+    """A command's parser.
+
+    Args:
+        description: What the command does; the module's docstring.
+        examples: The end of the help, printed line by line as it is.
+    """
     return ArgumentParser(
         description=description, epilog=examples, formatter_class=HelpFormatter, parser_mode="lessmore"
     )
@@ -97,7 +102,16 @@ def add_model(args: ArgumentParser) -> None:
 
 
 def make_adapter(args: Namespace, **more: Any) -> Adapter:
-    """The adapter that the options of this module ask for; more: further arguments of `adapt`."""
+    """The adapter that the options of this module ask for.
+
+    Args:
+        args: Parsed arguments, with at least those of `add_model`, `add_budget`, `add_options` and `add_device`.
+        **more: Further arguments of `adapt`.
+
+    Raises:
+        ConfigError: An option cannot be used, or `--options` sets what has a flag of its own.
+        ModelError: The model cannot be read.
+    """
     from lessmore.adapter import adapt
     from lessmore.models.devices import choose_device
 
@@ -146,7 +160,15 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def check_writable(path: Path, endings: Sequence[str]) -> None:
-    """Refuse a file that could not be written, before any work is done for it."""
+    """Refuse a file that could not be written, before any work is done for it.
+
+    Args:
+        path: The file to write.
+        endings: The endings it may have, such as `.csv`, in lower case.
+
+    Raises:
+        ConfigError: The ending is another, the directory is missing, or it may not be written to.
+    """
     if path.suffix.lower() not in endings:
         raise ConfigError(f"{path} does not end in {' or '.join(endings)}; give the output file that ending")
     folder = path.parent
@@ -157,13 +179,13 @@ def check_writable(path: Path, endings: Sequence[str]) -> None:
 
 
 def _what(path: Path, folder: Path) -> str:
-    return "a folder; add a file name" if path.is_dir() else "no folder; make it first"
+    return "a directory; add a file name" if path.is_dir() else "not a directory; create it first"
 
 
 class Stop:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the current image; the second one acts at once.
+    """Turns the first Ctrl-C (or SIGTERM) into a request to stop after the current image; the second acts at once.
 
-    An image that is given up halfway could leave a memory that is half updated, and that must not be saved.
+    Giving up in the middle of an image could leave the state half updated, and such a state must not be saved.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""See it work in a minute: shifted image streams through zero-shot, EViT and TCA; a table and a page come out."""
+"""See it work in a minute: zero-shot, EViT and TCA on shifted image streams; prints a table and writes a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   lessmore demo --images 100 --output quick.html
   lessmore demo --model tiny-siglip --json numbers.json --quiet
 
-Everything is drawn and run on this machine; nothing is downloaded. Whatever comes out is printed.
+Images are generated and classified on this machine; nothing is downloaded. Bad results are printed like good ones.
 """
 
 
@@ -33,7 +33,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--images", type=int, default=demo.IMAGES, help="images per shift")
     args.add_argument("--model", type=str, default="tiny", help="an embedded model, or whatever lessmore.load takes")
     args.add_argument("--seed", type=int, default=demo.SEED, help="seed of the images")
-    args.add_argument("--workers", type=int | None, default=None, help="processes; by default one per core, at most 4")
+    args.add_argument("--workers", type=int | None, default=None, help="processes; default: one per core, at most 4")
     args.add_argument("--output", type=str, default="lessmore-demo.html", help="the page to write")
     args.add_argument("--json", type=str | None, default=None, help="also write all numbers to this file")
     args.add_argument("--quiet", action="store_true", help="no progress, only the table")

@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   lessmore export --model open_clip:ViT-B-16/openai --classes cats.txt --R 0.7 -o step.pt2
   lessmore export --model tiny --classes "fox,owl" --preset paper -o step.pt2
 
-The file takes a preprocessed image and the state, and gives scores and the next state; docs/export.md shows the loop.
+The file maps a preprocessed image and the state to scores and the next state; docs/export.md shows the loop.
 """
 
 
@@ -38,7 +38,7 @@ def parser() -> ArgumentParser:
 
 
 def run(args: Namespace) -> int:
-    """Write the file and say what it takes."""
+    """Write the file and print the shape of its input."""
     from lessmore.engines import export
 
     path = Path(args.output)

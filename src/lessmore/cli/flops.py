@@ -1,4 +1,4 @@
-"""What one image costs with a method and a reducer: token schedule, and multiply-accumulates of every part."""
+"""Count what one image costs with a method and a reducer: token schedule and multiply-accumulates of every part."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ EXAMPLES = """examples:
   lessmore flops ViT-B-16 --method tpt --classes 10 --options.views 32
   lessmore flops path/to/model-folder --method cocoop --classes names.txt
 
-Column `paper` counts as the paper's tables do: forward passes of the towers. Column `matmul` is what is really spent:
-every matrix product of all views, backward passes, prompts and memories. Methods that embed the prompts for every image
-pay for the longest of them: a number of classes stands for names of one word, and for a shape a word is one token.
-Row `rest` is what is no forward pass of a view: backward passes, prompts, memories.
+Column `paper` counts as the paper's tables do: forward passes of the towers. Column `matmul` counts everything: every
+matrix product of all views, backward passes, prompts and memories. Methods that embed the prompts for every image pay
+for the longest prompt; a number given as --classes stands for names of one word, and for a shape a word is one token.
+Row `rest` is everything besides forward passes of views: backward passes, prompts, memories.
 """
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "matmul")
 
@@ -41,11 +41,11 @@ class Spent(NamedTuple):
     """One pass of the tower, part by part."""
     views: int
     total: int
-    """All that the method does."""
+    """Everything the method does."""
 
     @property
     def rest(self) -> int:
-        """What is not a pass of a view: backward passes, prompts, memory."""
+        """Everything besides forward passes of views: backward passes, prompts, memory."""
         return self.total - self.views * self.once.macs
 
 

@@ -1,4 +1,4 @@
-"""List what can be named: models, methods, reducers, presets, data sets or groups of them, one per line."""
+"""List models, methods, reducers, presets, data sets or groups of data sets, one per line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   lessmore ls datasets
   lessmore ls methods | cut -f1
 
-Lines are NAME, a tab, and a description; --json gives an object from names to descriptions.
+A line is a name, a tab and a description; --json prints one object from names to descriptions.
 """
 
 
@@ -71,7 +71,7 @@ def _embedded(name: str) -> str:
 
 
 def _methods() -> dict[str, str]:
-    """A method has a file of its own, whose first line says what it is."""
+    """Every method has a file of its own; the first line of its docstring describes it."""
     own = METHODS.own()
     return {name: _first_line(inspect.getmodule(own[name].maker) if name in own else None) for name in METHODS.names()}
 
@@ -96,7 +96,7 @@ def _values(preset: Preset) -> str:
 
 
 def _datasets() -> dict[str, str]:
-    """One line for all of CIFAR-100-C, whose 95 members differ in nothing but corruption and severity."""
+    """All data sets; the 95 members of CIFAR-100-C differ only in corruption and severity and share one line."""
     named = {"cifar100c": "cifar100c/CORRUPTION/SEVERITY"}
     return {
         named.get(name, name): f"{spec.title}: {spec.images:,} images, {len(spec.classes)} classes, {spec.licence}"

@@ -20,7 +20,7 @@ def spread_options(words: Sequence[str]) -> list[str]:
     """The command line with every `--options NAME=VALUE …` and `--options FILE` as `--options.NAME=VALUE …`.
 
     Args:
-        words: The command line. What follows `--options` is taken up to the first word that is neither pair nor file.
+        words: The command line. After `--options`, every word that is a pair or a file belongs to it.
 
     Raises:
         ConfigError: A file cannot be read, or does not hold options.

@@ -1,4 +1,4 @@
-"""One page to look at runs: summary, cost, accuracy over time, calibration, reservoir, and image by image."""
+"""Show runs on one page: summary, cost, accuracy over time, calibration, reservoir, and every image."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EXAMPLES = """examples:
   lessmore report runs --plots plots -o report.html
   lessmore report runs --root /where/the/data/are/now -o report.html
 
-The page is one file that loads nothing; --plots writes its curves as PNG and SVG, too. For pictures the model and the
-data of each run are opened again; TCA's stream is then gone through once more, quickly from cached encodings, else as
-slowly as the run itself. What cannot be opened is said on the page. Runs that are not finished are left out and listed,
-and the command then ends with exit code 3.
+The page is one self-contained file; --plots also writes its curves as PNG and SVG. To show pictures, the model and the
+data of each run are opened again and TCA's stream is replayed: quickly from cached encodings, otherwise as slowly as
+the run itself. The page says what could not be opened. Unfinished runs are left out and listed, and the command then
+ends with exit code 3.
 """
 
 
@@ -36,10 +36,10 @@ def parser() -> ArgumentParser:
     args.add_argument("runs", type=str, nargs="+", help="folders of runs, searched to any depth")
     args.add_argument("--output", "-o", type=str, default="report.html", help="the page to write")
     args.add_argument("--pictures", type=int, default=60, help="images of each run shown with their tokens")
-    args.add_argument("--no-pictures", action="store_true", help="open no model, for runs whose data are not here")
-    args.add_argument("--root", type=str | None, default=None, help="folder of the data sets, if they have moved")
+    args.add_argument("--no-pictures", action="store_true", help="open no model; for runs whose data are elsewhere")
+    args.add_argument("--root", type=str | None, default=None, help="directory of the data sets, if they have moved")
     args.add_argument("--cache", type=str | None, default=None, help="where the runs kept their encodings")
-    args.add_argument("--plots", type=str | None, default=None, help="also write PNG and SVG plots into this folder")
+    args.add_argument("--plots", type=str | None, default=None, help="also write PNG and SVG plots into this directory")
     args.add_argument("--quiet", action="store_true", help="no progress, only the result")
     return args
 
@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
 
 
 def _readable(runs: list[Finished], left_out: list[str]) -> tuple[list[Finished], list[str]]:
-    """Those whose rows can be read, too."""
+    """The runs whose rows can be read, and the names of all that are left out."""
     good, bad = [], list(left_out)
     for finished in runs:
         try:

@@ -40,12 +40,12 @@ EXAMPLES = """examples:
   lessmore reproduce cross-dataset --model my-model --root data --rows TPT "TCA*" --limit 500
   lessmore reproduce --from reproduce --format markdown
 
-Columns are the paper's data sets, as far as they are there, or those of --dataset, each under every --corruption. Runs
-lie in the folder runs under --output; the same command again skips what is done, and tables share runs. Every table is
-written as NAME.json, which holds everything, and in the formats asked for, which --from makes of the JSON alone.
---collect makes the tables of the runs that are done, also of runs that another machine has done.
+Columns are those of the paper's data sets that are present, or those of --dataset, each under every --corruption. Runs
+are kept in OUTPUT/runs and shared by the tables; the same command again skips finished runs. Every table is written as
+NAME.json, which holds everything, and in the formats asked for; --from rewrites the formats from the JSON alone.
+--collect makes the tables from finished runs only, including those copied from another machine.
 
-If some runs fail, the tables are made of the others and the command ends with exit code 3 instead of 0.
+If some runs fail, the tables are made from the others and the command ends with exit code 3 instead of 0.
 """
 
 FoundRuns = dict[Hashable, RunSummary]
@@ -60,26 +60,30 @@ def parser() -> ArgumentParser:
     args.add_argument("--dataset", type=str, nargs="+", default=[], help="data sets in place of the paper's")
     args.add_argument("--corruption", type=str, nargs="+", default=["none"], help="such as none contrast:2")
     args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
-    args.add_argument("--output", type=str | None, default=None, help="folder of tables and runs; by default reproduce")
+    args.add_argument(
+        "--output", type=str | None, default=None, help="directory of tables and runs; default: reproduce"
+    )
     args.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the order")
     args.add_argument("--limit", type=int | float | None, default=None, help="images, or a fraction of them")
     args.add_argument("--order", type=str, default="iid", help="as for lessmore run")
     args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
     args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
-    args.add_argument("--templates", type=str | None, default=None, help="by default the data set's")
+    args.add_argument("--templates", type=str | None, default=None, help="default: the data set's")
     args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
     args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
-    args.add_argument("--dry-run", action="store_true", help="only say what there is to do and how long it takes")
-    args.add_argument("--collect", action="store_true", help="run nothing, make the tables of the runs that are done")
-    args.add_argument("--from", type=str | None, default=None, help="a folder of tables in JSON, to be written anew")
-    args.add_argument("--format", type=str, nargs="+", default=None, help="markdown, csv, latex, html; by default all")
+    args.add_argument("--dry-run", action="store_true", help="list the runs and estimate how long they take")
+    args.add_argument("--collect", action="store_true", help="run nothing; make the tables from finished runs")
+    args.add_argument(
+        "--from", type=str | None, default=None, help="directory of JSON tables to write in other formats"
+    )
+    args.add_argument("--format", type=str, nargs="+", default=None, help="markdown, csv, latex, html; default: all")
     args.add_argument("--quiet", action="store_true", help="no progress, only failures")
     return args
 
 
 def run(args: Namespace) -> int:
-    """Make what is asked for; 0, 3 if something failed, 130 if interrupted."""
+    """Make the tables and figures asked for; 0, 3 if something failed, 130 if interrupted."""
     formats = list(FORMATS) if args.format is None else args.format
     check_formats(formats)
     if args.list:
@@ -105,7 +109,7 @@ def run(args: Namespace) -> int:
 
 
 def _known() -> dict[str, str]:
-    """Names with what they are of."""
+    """Names of tables and figures, with what they show."""
     tables = {name: f"table: {table.title}" for name, table in TABLES.items()}
     return tables | {name: f"figure: {figure.title}" for name, figure in FIGURES.items()}
 
@@ -133,7 +137,7 @@ def _output(args: Namespace) -> Path:
 
 
 def _rewrite(folder: Path, args: Namespace, formats: Sequence[str]) -> int:
-    """Other formats of tables that are there: into --output, or printed."""
+    """Write tables that exist in other formats: into --output, or printed."""
     for value in read_table(folder):
         if args.output is None:
             print("\n".join(FORMATS[name][1](value) for name in formats), end="")
@@ -176,7 +180,7 @@ def _request(args: Namespace) -> ReproductionRequest:
 
 
 def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[FinishedRun]:
-    """What comes of the runs; a single job needs no process of its own."""
+    """Results of the runs as they finish; a single job needs no process of its own."""
     threads = max(1, torch.get_num_threads() // jobs)
     if jobs > 1:
         yield from run_locally(specs, folder, jobs, threads)
@@ -185,7 +189,7 @@ def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[Fin
 
 
 def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> tuple[FoundRuns, dict[Hashable, str]]:
-    """Do the runs and show what comes in; summaries by identity, and the same for what failed, in words."""
+    """Do the runs and show results as they arrive: summaries by identity, and the reason for every failure."""
     found: FoundRuns = {}
     failed: dict[Hashable, str] = {}
     progress = tqdm(total=len(runs), unit="run", disable=args.quiet or None)
@@ -203,7 +207,7 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
 
 
 def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> FoundRuns:
-    """Summaries of the runs that are done, wherever they were; neither model nor device is looked at."""
+    """Summaries of finished runs, wherever they were done; neither model nor device has to match."""
     done = finished(folder)
     found = {key: summary for key in runs if key in done and (summary := read_summary(done[key])) is not None}
     print(f"{len(found)} of {len(runs)} runs are done", flush=True)
@@ -211,13 +215,13 @@ def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> FoundRuns:
 
 
 def _title(spec: RunSpec) -> str:
-    """A run in a few words, without the folders of this machine."""
+    """A run in a few words, without the paths of this machine."""
     data = Path(spec.dataset.partition(":")[2]).name if is_direct(spec.dataset) else spec.dataset
     return describe(replace(spec, model=Path(spec.model).name, dataset=data or spec.dataset, root=None))
 
 
 def _figures(names: Sequence[str], args: Namespace) -> int:
-    """Draw the figures of every stream asked for; one whose data are not there is left out."""
+    """Draw the figures of every stream asked for; one whose data are missing is left out."""
     failed = False
     for name in names:
         for drawn in draw_figures(name, _request(args), _output(args)):

@@ -1,4 +1,4 @@
-"""The rows `lessmore classify` writes, as CSV or JSON lines, and how they are found again after a run was cut off."""
+"""The rows `lessmore classify` writes, as CSV or JSON lines, and how an interrupted run finds them again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Written(NamedTuple):
 
 
 class Output:
-    """Rows to a file or, for `-`, to standard output, each written out at once."""
+    """Writes rows to a file or, for `-`, to standard output, and flushes after each."""
 
     def __init__(self, name: str) -> None:
         self.json = name.endswith(".jsonl")
@@ -66,7 +66,7 @@ class Output:
         self._put(json.dumps(values) + "\n" if self.json else _csv([_plain(v) for v in values.values()]))
 
     def sync(self) -> None:
-        """Have the rows on the disk before a state file claims they are there."""
+        """Put the rows on the disk; called before a state file that counts them is written."""
         if self.file is not sys.stdout:
             os.fsync(self.file.fileno())
 
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_answers(path: Path) -> list[Written]:
-    """The whole rows of an output file; a last one that was cut off is left out."""
+    """The complete rows of an output file; a last one that was cut off is left out."""
     data = path.read_bytes() if path.is_file() else b""
     # Not splitlines: a lone carriage return is part of some file's name. What follows the last \n was cut off.
     lines = [line + b"\n" for line in data.split(b"\n")[:-1]]

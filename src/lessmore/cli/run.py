@@ -1,4 +1,4 @@
-"""Measure methods on data sets, with intervals and provenance; a run that was cut off goes on exactly where it was."""
+"""Measure methods on data sets, with intervals and provenance; an interrupted run continues exactly."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ EXAMPLES = """examples:
   lessmore run --model my-model --method tca zeroshot --dataset cross_dataset --root data --seed 0 1 2 --output runs
   lessmore run --model tiny --dataset folder:photos --corruption none fog:3 --R 0.9 0.7 --output runs
 
-Where a list may stand, every combination is one run, in a folder of its own under --output: samples.jsonl with a line
-per image, and summary.json once it is done. The same command again skips what is done and goes on with what was cut
-off, by Ctrl-C or worse. Flags win over the file of --config, which has the same names.
+Every combination of the values given is one run, in a directory of its own under --output: samples.jsonl with a line
+per image, and summary.json once it is done. The same command again skips finished runs and continues interrupted ones.
+The file of --config uses the same names; flags override it.
 
 An image that cannot be read is recorded with the reason and skipped; the command then ends with exit code 3, not 0.
 """
 
 
 class ConfigFile(ActionConfigFile):  # type: ignore[misc]
-    """A YAML file of options, in which a single value may stand where the command line takes several."""
+    """A YAML file of options; where the command line takes several values, the file may give a single one."""
 
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
-        """Read the file; what is wrong with it is wrong usage."""
+        """Read the file; a mistake in it is reported as wrong usage."""
         try:
-            wishes = yaml.safe_load(Path(values).read_text(encoding="utf-8"))
+            asked = yaml.safe_load(Path(values).read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise TypeError(f"{values} cannot be read as YAML: {error}") from error
-        if not isinstance(wishes, dict):
+        if not isinstance(asked, dict):
             raise TypeError(f"{values} holds no options; write lines such as `model: tiny`")
-        given = {k: v for k, v in wishes.items() if v is not None}
+        given = {k: v for k, v in asked.items() if v is not None}
         listed = {k: [v] if k in AXES and not isinstance(v, list) else v for k, v in given.items()}
         super().__call__(parser, cfg, json.dumps(listed), option_string)
 
@@ -55,27 +55,27 @@ class ConfigFile(ActionConfigFile):  # type: ignore[misc]
 def parser() -> ArgumentParser:
     """Arguments of `lessmore run`."""
     args = new_parser(__doc__, EXAMPLES)
-    args.add_argument("--config", action=ConfigFile, help="a YAML file of these options; flags win over it")
+    args.add_argument("--config", action=ConfigFile, help="a YAML file of these options; flags override it")
     for name, (kind, text) in _lists().items():
         args.add_argument(f"--{name}", type=kind, nargs="+", default=None, help=text)
     args.add_argument("--options", type=dict[str, Any], default={}, help="fields of preset or method: --options.lam 2")
     args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
     args.add_argument(
-        "--limit", type=int | float | None, default=None, help="images, or a fraction of them, in the classes' shares"
+        "--limit", type=int | float | None, default=None, help="images, or a fraction of them, stratified by class"
     )
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
     args.add_argument("--workers", type=int, default=2, help="processes that decode ahead; 0 = none")
-    args.add_argument("--output", type=str, required=True, help="folder of the runs' folders")
-    args.add_argument("--resume", action="store_true", help="go on where runs were cut off; this is the default")
-    args.add_argument("--overwrite", action="store_true", help="start anew instead, also where a run is done")
-    args.add_argument("--cache", type=str | None, default=None, help="folder of the encodings that runs share")
-    args.add_argument("--no-cache", action="store_true", help="encode every image anew")
+    args.add_argument("--output", type=str, required=True, help="directory for the runs, one subdirectory each")
+    args.add_argument("--resume", action="store_true", help="continue interrupted runs; this is the default")
+    args.add_argument("--overwrite", action="store_true", help="start every run again, even finished ones")
+    args.add_argument("--cache", type=str | None, default=None, help="directory of the encodings that runs share")
+    args.add_argument("--no-cache", action="store_true", help="encode every image, without reading or writing a cache")
     args.add_argument("--quiet", action="store_true", help="no progress, only the results")
     return args
 
 
 def _lists() -> dict[str, tuple[type, str]]:
-    """The options of which several values may be given."""
+    """The options that take several values."""
     return {
         "model": (str, "an embedded model (see lessmore ls models), a hub id, a folder, or open_clip:NAME/TAG"),
         "dataset": (str, "names, groups or patterns, folder:PATH, manifest:PATH, hf:NAME, or a .yaml file"),
@@ -94,8 +94,8 @@ def _lists() -> dict[str, tuple[type, str]]:
 def run(args: Namespace) -> int:
     """Do all runs; 0, 3 if some images failed, 130 if interrupted."""
     _check(args)
-    wishes = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "device", "workers")}
-    specs = grid_runs({name: value for name, value in wishes.items() if value is not None})
+    asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "device", "workers")}
+    specs = grid_runs({name: value for name, value in asked.items() if value is not None})
     failed = 0
     with Stop() as stop:
         for number, summary in enumerate(_summaries(specs, args, stop), start=1):
@@ -109,13 +109,13 @@ def run(args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     if args.no_cache and args.cache is not None:
-        raise ConfigError("--cache and --no-cache exclude each other; give one of them")
+        raise ConfigError("--cache and --no-cache are mutually exclusive; give one of them")
     if args.resume and args.overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+        raise ConfigError("--resume and --overwrite are mutually exclusive; give one of them")
 
 
 def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[RunSummary | None]:
-    """What comes of the runs, one after another; None where one was interrupted. Models and data are opened once."""
+    """Summaries of the runs, one after another; None if one was interrupted. Models and data are opened once."""
     cache: bool | str = False if args.no_cache else args.cache or True
     for _, same_model in groupby(specs, key=lambda spec: (spec.model, spec.precision)):
         vlm = None

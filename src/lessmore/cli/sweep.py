@@ -1,4 +1,4 @@
-"""Do all runs of a grid file, in processes of this machine or on a Ray cluster; what is done is skipped."""
+"""Do all runs of a grid file, in processes on this machine or on a Ray cluster; finished runs are skipped."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ A grid file holds the options of lessmore run; lists give every combination:
   cpus: 2
   gpus: 0.5
 
-grid may be a list of such mappings; a run is left out if it agrees with all of an entry below exclude; cpus are the
-threads of each run (1), gpus its share of GPUs on Ray (0). With --ray, all nodes must see output, data and models under
-the same paths; auto is the cluster this machine belongs to, local a short-lived one of this machine alone.
+`grid` may be a list of such mappings. A run that matches an entry of `exclude` in every field is left out. `cpus` is
+the number of threads of each run (1), `gpus` its share of GPUs on Ray (0). With --ray, all nodes must see output, data
+and models under the same paths; `auto` joins the cluster this machine belongs to, `local` starts one on this machine.
 
-The same command again skips what is done and goes on with what was cut off. If some runs or images fail, the others are
-done all the same, and the command ends with exit code 3 instead of 0.
+The same command again skips finished runs and continues interrupted ones. If some runs or images fail, the others are
+still done, and the command ends with exit code 3 instead of 0.
 """
 
 
@@ -52,8 +52,8 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore sweep`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("grid", type=str, help="the grid file")
-    args.add_argument("--output", type=str, default="results", help="folder of the runs' folders")
-    args.add_argument("--processes", type=int | None, default=None, help="runs at a time; by default what cpus allow")
+    args.add_argument("--output", type=str, default="results", help="directory for the runs, one subdirectory each")
+    args.add_argument("--processes", type=int | None, default=None, help="runs at a time; default: what cpus allow")
     args.add_argument("--ray", type=str | None, default=None, help="auto, local, or the address of a Ray cluster")
     args.add_argument("--dry-run", action="store_true", help="only list the runs")
     args.add_argument("--quiet", action="store_true", help="no progress, only failures")
@@ -79,7 +79,7 @@ def run(args: Namespace) -> int:
 
 
 def describe(spec: RunSpec) -> str:
-    """A run in one line: data set, model, method, and whatever differs from the usual."""
+    """A run in one line: data set, model, method, and whatever differs from the defaults."""
     plain = RunSpec(model=spec.model, dataset=spec.dataset, method=spec.method, root=spec.root, workers=spec.workers)
     changed = [f.name for f in fields(spec) if getattr(spec, f.name) != getattr(plain, f.name)]
     return " ".join([spec.dataset, spec.model, spec.method, *(f"{name}={getattr(spec, name)}" for name in changed)])
@@ -90,14 +90,14 @@ def _executor(grid: SweepGrid, args: Namespace) -> Any:
         raise ConfigError(f"--processes must be 1 or more, not {args.processes}")
     if args.ray is not None:
         if args.processes is not None:
-            raise ConfigError("--processes and --ray exclude each other; a cluster runs what cpus and gpus allow")
+            raise ConfigError("--processes and --ray are mutually exclusive; a cluster runs what cpus and gpus allow")
         return run_on_ray(grid.specs, Path(args.output), args.ray, grid.cpus, grid.gpus)
     processes = args.processes or max(1, (os.cpu_count() or 1) // grid.cpus)
     return run_locally(grid.specs, Path(args.output), processes, grid.cpus)
 
 
 def _follow(results: Iterator[FinishedRun], total: int, failed: list[FinishedRun], quiet: bool) -> None:
-    """Show what comes in; a bar where there is a terminal, a line per run in any case."""
+    """Show results as they arrive: a line per run, and a bar on a terminal."""
     with tqdm(total=total, unit="run", disable=quiet or None) as bar:
         for number, done in enumerate(results, start=1):
             images = 0 if done.summary is None else done.summary["metrics"]["failed"]

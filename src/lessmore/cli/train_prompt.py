@@ -23,9 +23,9 @@ EXAMPLES = """examples:
   lessmore train-prompt --model tiny --dataset folder:photos/train --method cocoop --output cocoop.safetensors
   lessmore run --model tiny --dataset folder:photos/test --method coop --options.context ctx.safetensors --output runs
 
-Registered data sets are read in their training part. A folder holds one sub-folder of images per class. The context
-then serves any class list, so a context of one data set can be measured on others. Training that was cut off goes on
-exactly where it was when the same command is given again.
+Of a registered data set the training part is used. A folder holds one sub-folder of images per class. The context
+serves any class list, so it can be measured on other data sets. If training is interrupted, the same command continues
+exactly where it stopped.
 """
 
 
@@ -44,11 +44,11 @@ def parser() -> ArgumentParser:
         "--batch", type=int, default=0, help="images per step; 0 = as published: 32 for coop, 1 for cocoop"
     )
     args.add_argument("--lr", type=float, default=2e-3, help="the largest learning rate")
-    args.add_argument("--words", type=str, default=Training.words, help="what the context begins as")
+    args.add_argument("--words", type=str, default=Training.words, help="words the context is initialised with")
     args.add_argument("--crops", type=bool, default=True, help="false = whole images, encoded once: much faster")
-    args.add_argument("--seed", type=int, default=0, help="of the images chosen, their order and their crops")
+    args.add_argument("--seed", type=int, default=0, help="seed of the images chosen, their order and their crops")
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
-    args.add_argument("--overwrite", action="store_true", help="start anew, also where a context is done")
+    args.add_argument("--overwrite", action="store_true", help="start again, even if the context is finished")
     args.add_argument("--quiet", action="store_true", help="no progress")
     return args
 
@@ -72,7 +72,15 @@ def run(args: Namespace) -> int:
 
 
 def training_set(name: str, root: Path | None) -> Dataset:
-    """The images to learn from: what a path names, or the training part of a registered set, never its test images."""
+    """The images to learn from: what a path names, or the training part of a registered set, never its test images.
+
+    Args:
+        name: A registered data set, or `folder:PATH`, `manifest:PATH`, `hf:NAME@SPLIT`.
+        root: The directory that holds the data sets; None only for names with a path.
+
+    Raises:
+        ConfigError: The set has no training part, or its files are missing.
+    """
     if is_direct(name):
         return open_dataset(f"{name}@train" if name.startswith("hf:") and "@" not in name else name, root)
     spec = spec_of(name)

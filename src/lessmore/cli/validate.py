@@ -1,4 +1,4 @@
-"""Check that data sets are complete and readable before hours are spent on them."""
+"""Check that data sets are complete and readable before you spend hours on them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXAMPLES = """examples:
   lessmore validate cross_dataset --root data --json
   lessmore validate birds.yaml folder:photos manifest:list.csv
 
-Every file is looked for, counts and class names are compared with what is known of the set, and a sample of the images
-is decoded. The exit code is 1 if anything is wrong. Names and groups: lessmore ls datasets, lessmore ls groups.
+Checks that every file exists, compares counts and class names with what is known of the set, and decodes a sample of
+the images. The exit code is 1 if anything is wrong. Names and groups: lessmore ls datasets, lessmore ls groups.
 """
 
 
@@ -27,16 +27,16 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore validate`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("datasets", type=str, nargs="+", help="names, groups, patterns, YAML files, folder: or manifest:")
-    args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets' folders")
-    args.add_argument("--sample", type=int, default=100, help="images to decode of each data set")
-    args.add_argument("--seed", type=int, default=0, help="chooses the sample")
+    args.add_argument("--root", type=str | None, default=None, help="the directory that holds the data sets")
+    args.add_argument("--sample", type=int, default=100, help="images of each data set to decode")
+    args.add_argument("--seed", type=int, default=0, help="seed of the sample")
     args.add_argument("--json", action="store_true", help="print JSON")
     args.add_argument("--quiet", action="store_true", help="no progress bars")
     return args
 
 
 def run(args: Namespace) -> int:
-    """Check and print one data set after the other."""
+    """Check the data sets one after another and print each result."""
     if args.sample < 0:
         raise ConfigError(f"--sample must be 0 or more, not {args.sample}")
     root = None if args.root is None else Path(args.root)
@@ -54,5 +54,5 @@ def _text(report: Report) -> str:
     if report.ready:
         return f"{report.dataset}: ready, {report.images:,} images, {report.classes} classes, {report.decoded} decoded"
     lines = [f"{report.dataset}: not ready", *report.problems]
-    # A set that could not be opened has said what it needs.
+    # The problems of a set that could not be opened already say what it needs.
     return "\n  ".join([*lines, f"to get it: {report.obtain}"] if report.images else lines)

@@ -1,4 +1,4 @@
-"""Picture what became of an image's tokens: a PNG strip with one panel per condensing block."""
+"""Picture what happened to an image's tokens: a PNG strip with one panel per condensing block."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXAMPLES = """examples:
   lessmore vis photo.jpg --classes cats.txt --model openai/clip-vit-base-patch16 --method zeroshot --reducer tome
   lessmore vis photo.jpg --classes cats.txt --model my-model-folder --state out.safetensors -o strip.png
 
-Pruned patches are black, merged ones take the colour of their token. The answer changes only where a stream has been
-seen: give its state (lessmore classify --state) to see before and after; the file is read, not written.
+Pruned patches are black, merged ones take the colour of their token. Without a state the adapter has seen no stream, so
+its answer is zero-shot's; give the state of a stream (lessmore classify --state) to see both. It is not written to.
 """
 
 

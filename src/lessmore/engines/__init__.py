@@ -74,7 +74,13 @@ def graph_unusable(method: str, setup: Setup) -> str | None:
 
 
 def list_engines() -> list[str]:
-    """Names accepted by `engine=`."""
+    """Names accepted by `engine=`.
+
+    Example:
+        >>> import lessmore
+        >>> lessmore.list_engines()
+        ['auto', 'eager', 'cpu', 'graph', 'chunk']
+    """
     return ["auto", *_ENGINES]
 
 

@@ -60,7 +60,17 @@ class Answered:
 
 @dataclass
 class Health:
-    """How the adaptation is doing."""
+    """How the adaptation is doing; from `Adapter.health()`.
+
+    Example:
+        >>> import lessmore
+        >>> from PIL import Image
+        >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)
+        >>> prediction = adapter(Image.new("RGB", (32, 32), "red"))
+        >>> health = adapter.health()
+        >>> health.seen, health.stored, health.empty_classes, health.agreement
+        (1, 1, 1, 1.0)
+    """
 
     seen: int = 0
     """Images answered."""

@@ -23,7 +23,7 @@ def preset_label(name: str) -> str:
     """What a preset is.
 
     >>> preset_label("released/dtd")
-    "TCA as its authors released it, with their values for dtd, chosen on its test labels"
+    'TCA as its authors released it, with their values for dtd, chosen on its test labels'
     """
     base, _, data = name.partition("/")
     tuned = f", with their values for {data}, chosen on its test labels" if data else ""

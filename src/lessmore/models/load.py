@@ -48,13 +48,27 @@ class HFTokens:
 
 
 def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
-    """A VLM from the user's model object, from a name, or from a folder.
+    """A VLM from your model object, from a name, or from a folder.
 
-    `model`: an open_clip model, a transformers CLIPModel or SiglipModel, `"open_clip:ViT-B-16/openai"`,
-    `"open_clip:local-dir:/path"`, a hub id such as `"openai/clip-vit-base-patch16"`, a folder with `config.json` and
-    safetensors, or a VLM. `tokenizer`: a transformers tokenizer or processor, or a function from texts to ids [B, T].
-    `preprocess`: a `Preprocess`, a transformers image processor, or a function from Pillow image to pixels [3, H, W].
     Names and folders bring their own tokenizer and preprocessing and are loaded in float32.
+
+    Args:
+        model: An open_clip model, a transformers `CLIPModel` or `SiglipModel`, an embedded model such as `tiny`,
+            `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as `openai/clip-vit-base-patch16`,
+            a folder with `config.json` and safetensors, or a `VLM`, which is returned as it is.
+        tokenizer: A transformers tokenizer or processor, or a function from texts to ids `[B, T]`; None finds the
+            one that belongs to the model.
+        preprocess: A `Preprocess`, a transformers image processor, or a function from a Pillow image to pixels
+            `[3, H, W]`; None finds the one that belongs to the model.
+
+    Raises:
+        ModelError: The model is not supported, or its weights, tokenizer or preprocessing cannot be found.
+        ConfigError: Tokenizer or preprocessing do not fit the model.
+
+    Example:
+        >>> import lessmore
+        >>> lessmore.load("tiny").vision.shape.image_size
+        64
     """
     if isinstance(model, VLM):
         return model

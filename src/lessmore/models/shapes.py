@@ -33,5 +33,10 @@ def list_models() -> list[str]:
     """Models known by name: the embedded ones, and tower shapes whose costs are known without their weights.
 
     `lessmore.load` takes any supported model, named here or not.
+
+    Example:
+        >>> import lessmore
+        >>> lessmore.list_models()[:3]
+        ['tiny', 'tiny-siglip', 'ViT-B-32']
     """
     return [*MODELS, *SHAPES]

@@ -27,7 +27,14 @@ Tower = TypeVar("Tower", ViT, TextTower)
 
 @dataclass(frozen=True, eq=False)
 class VLM:
-    """A model of any supported host library, in our own towers; frozen, in evaluation mode."""
+    """A model of any supported host library, in our own towers; frozen, in evaluation mode.
+
+    Example:
+        >>> import lessmore
+        >>> vlm = lessmore.load("tiny")
+        >>> vlm.classifier(["red circle", "blue square"], cache=False).shape
+        torch.Size([2, 128])
+    """
 
     vision: ViT
     text: TextTower
