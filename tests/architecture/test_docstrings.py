@@ -21,6 +21,7 @@ ROOMS: tuple[str, ...] = (
     "errors.py",
     "lab",
     "methods",
+    "models",
     "prompts.py",
     "registry.py",
     "storage",

@@ -37,10 +37,19 @@ def class_embeddings(
     progress: bool | None = None,
     cache: Cache = True,
 ) -> Tensor:
-    """Class embeddings [C, E], each the normalised mean of its normalised prompt embeddings, as in CLIP.
+    """Class embeddings `[C, E]`, each the normalised mean of its normalised prompt embeddings, as in CLIP.
 
-    `progress`: show a bar; unless given, only for long work on a terminal. `cache`: keep the result on disk, in the
-    folder given or in `$LESSMORE_CACHE` or `~/.cache/lessmore`.
+    Args:
+        vlm: The model whose text tower embeds the prompts.
+        classes: Names of the C classes.
+        templates: The name of a template set, or templates as `prompts.resolve_templates` takes them.
+        batch_size: Prompts per forward pass.
+        progress: Whether to show a bar; None shows one on a terminal if there are more than 200 prompts.
+        cache: Whether to keep the result on disk, in `$LESSMORE_CACHE` or `~/.cache/lessmore`; a path is the directory.
+
+    Raises:
+        ConfigError: A class name or template cannot be used.
+        ModelError: The tokenizer does not fit the model.
     """
     table = prompts(classes, templates)
     tokens = vlm.tokenize([prompt for row in table for prompt in row])
@@ -73,7 +82,7 @@ def _ensemble(embeddings: Tensor, classes: int) -> Tensor:
 
 
 def _cache_file(vlm: VLM, tokens: Tensor, classes: int, cache: Cache) -> Path | None:
-    """The token ids hold all that classes and templates can change, so they and the weights name the file."""
+    """The token ids hold everything that classes and templates can change, so they and the weights name the file."""
     folder = cache_folder(cache, "class-embeddings")
     if folder is None:
         return None
@@ -84,7 +93,7 @@ def _cache_file(vlm: VLM, tokens: Tensor, classes: int, cache: Cache) -> Path | 
 
 
 def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
-    """Normalised embeddings as `_ensemble` made them; None where there are none or they are of no use."""
+    """Normalised embeddings as `_ensemble` made them; None if the file is missing or holds something else."""
     try:
         tensors, facts = read_tensors(file, SCHEMA, 4 * shape[0] * shape[1] + _HEADER, "it is made again")
     except FileNotFoundError:
@@ -106,7 +115,7 @@ def _normalised(embeddings: Tensor | None) -> bool:
 
 
 def _write(file: Path, embeddings: Tensor) -> None:
-    """Keep embeddings, unless the model made some that are none."""
+    """Keep the embeddings, unless some are not finite and so not normalised."""
     if not _normalised(embeddings):
         return
     try:

@@ -167,7 +167,7 @@ def _need(package: str, extra: str) -> Any:
 
 
 def _try(read: Callable[[], Any]) -> Any:
-    """What can be read from the place the user's model came from, or None: then the user is asked."""
+    """What can be read from where the user's model came from; None if that fails, and the user has to pass it."""
     try:
         return read()
     except (OSError, ValueError, ImportError):

@@ -1,4 +1,4 @@
-"""Whatever a caller calls an image → the pixels the tower takes."""
+"""From an image in any supported form to the pixels the tower takes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,31 @@ MakeViews = Callable[[PIL.Image.Image | Tensor, int], Tensor]
 
 
 def to_pixels(image: Image, vlm: VLM) -> Tensor:
-    """Preprocessed pixels [1, 3, H, W] in the tower's precision and on its device; checked, so that it may be used."""
+    """Preprocessed pixels `[1, 3, H, W]` in the tower's dtype and on its device.
+
+    Args:
+        image: The image in any supported form; a float tensor counts as preprocessed.
+        vlm: The model whose preprocessing is used.
+
+    Raises:
+        ImageError: The image cannot be read, or its shape, dtype or values do not fit the model.
+    """
     seen = _decoded(image)
     return _checked(seen if isinstance(seen, Tensor) else vlm.preprocess(seen), vlm)
 
 
 def to_views(image: Image, vlm: VLM, views: MakeViews, seed: int) -> Tensor:
-    """Views [V, 3, H, W], made by `views`: of the original where there is one, else of the preprocessed pixels."""
+    """Views `[V, 3, H, W]` of an image, for methods that look at several.
+
+    Args:
+        image: The image in any supported form.
+        vlm: The model that will see the views.
+        views: Makes the views: from the RGB image, or from the pixels if `image` is a float tensor.
+        seed: Seed of random views.
+
+    Raises:
+        ImageError: The image cannot be read, or its shape, dtype or values do not fit the model.
+    """
     seen = _decoded(image)
     plain = _checked(seen if isinstance(seen, Tensor) else vlm.preprocess(seen), vlm)
     return views(plain[0] if isinstance(seen, Tensor) else seen, seed)

@@ -51,7 +51,7 @@ class VLM:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Where the weights are."""
         return self.vision.positions.device
 
     @property
@@ -60,7 +60,15 @@ class VLM:
         return self.vision.positions.dtype
 
     def encode_image(self, pixels: Tensor, normalize: bool = False) -> Tensor:
-        """Preprocessed images [B, 3, H, W] → features [B, E]."""
+        """Image features `[B, E]` of the whole, uncondensed tower.
+
+        Args:
+            pixels: Preprocessed images `[B, 3, S, S]`.
+            normalize: Whether to scale every feature to length 1.
+
+        Raises:
+            ImageError: The shape is another.
+        """
         side = self.vision.shape.image_size
         if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
             raise ImageError(f"pixels have the shape {tuple(pixels.shape)}; preprocess them to [B, 3, {side}, {side}]")
@@ -68,12 +76,22 @@ class VLM:
         return F.normalize(features, dim=-1) if normalize else features
 
     def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
-        """Token ids [B, T] → features [B, E]."""
+        """Text features `[B, E]`.
+
+        Args:
+            tokens: Token ids `[B, T]`, from `tokenize`.
+            normalize: Whether to scale every feature to length 1.
+        """
         features: Tensor = self.text(tokens.to(self.device))
         return F.normalize(features, dim=-1) if normalize else features
 
     def tokenize(self, texts: list[str]) -> Tensor:
-        """Texts → token ids [B, T], cleaned up first as the family expects."""
+        """Token ids `[B, T]` of texts, which are first put into the form the family was trained on.
+
+        Raises:
+            ConfigError: There are no texts.
+            ModelError: The tokenizer does not belong to the model.
+        """
         if not texts:
             raise ConfigError("there are no texts to tokenize; give at least one")
         tokens = self.tokenizer([canonicalise(text, self.family) for text in texts])
@@ -96,11 +114,24 @@ class VLM:
         progress: bool | None = None,
         cache: bool | str | Path = True,
     ) -> Tensor:
-        """Normalised class embeddings [C, E]; see `class_embeddings.class_embeddings`."""
+        """Normalised class embeddings `[C, E]`; see `class_embeddings.class_embeddings`.
+
+        Args:
+            classes: Names of the C classes.
+            templates: The name of a template set, or templates.
+            batch_size: Prompts per forward pass.
+            progress: Whether to show a bar; None decides by the amount of work.
+            cache: Whether to keep the result on disk; a path is the directory.
+        """
         return class_embeddings(self, classes, templates, batch_size=batch_size, progress=progress, cache=cache)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> VLM:
-        """The same model elsewhere or in another type; this one stays as it is, unchanged weights stay shared."""
+        """A model on another device or in another dtype; this one stays as it is. Unchanged weights are shared.
+
+        Args:
+            device: Where to put the weights; None leaves them where they are.
+            dtype: Floating-point type of the weights; None keeps it.
+        """
         return replace(self, vision=_moved(self.vision, device, dtype), text=_moved(self.text, device, dtype))
 
     def fingerprint(self) -> str:

@@ -39,7 +39,16 @@ def block_shape(tower: Any) -> BlockShape:
 
 
 def read_blocks(weights: Weights, prefix: str, depth: int) -> dict[str, Tensor]:
-    """Weights of all blocks under our names; q, k and v are packed into one copy."""
+    """Weights of all blocks under our names; q, k and v are packed into one copy.
+
+    Args:
+        weights: The host's weights.
+        prefix: Where the tower is in them, such as `vision_model`.
+        depth: Number of blocks.
+
+    Raises:
+        ModelError: A weight is missing or quantised.
+    """
     names = {"norm1": "layer_norm1", "norm2": "layer_norm2", "attn.out": "self_attn.out_proj"}
     names |= {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
     out: dict[str, Tensor] = {}
@@ -71,7 +80,16 @@ def _text_shape(model: Any) -> TextShape:
 
 
 def clip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
-    """Our towers of the given shapes around weights under transformers' CLIP names."""
+    """Our towers of the given shapes around weights under transformers' CLIP names.
+
+    Args:
+        vision: Shape of the vision tower.
+        text: Shape of the text tower.
+        weights: The host's weights; every one of them must be used.
+
+    Raises:
+        ModelError: The weights do not match the shapes.
+    """
     seen = read_blocks(weights, "vision_model", vision.blocks.depth)
     weights.copy_into(seen, {"norm_pre": "pre_layrnorm", "norm_post": "post_layernorm"}, "vision_model.")
     seen["patch_embed.weight"] = weights.take("vision_model.embeddings.patch_embedding.weight")

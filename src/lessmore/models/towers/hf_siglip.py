@@ -41,7 +41,13 @@ def _check_head(host: Any, blocks: BlockShape) -> None:
 
 
 def siglip_vision_shape(blocks: BlockShape, image_size: int, patch: int) -> ViTShape:
-    """A SigLIP vision tower: no class token, all tokens normed and pooled by a MAP head."""
+    """A SigLIP vision tower: no class token; all tokens are normed, then pooled by a MAP head.
+
+    Args:
+        blocks: Shape of the blocks; the embedding is as wide as they are.
+        image_size: Side of the square input, in pixels.
+        patch: Side of a patch, in pixels.
+    """
     return ViTShape(
         blocks,
         image_size,
@@ -65,7 +71,14 @@ def _vision_shape(model: Any) -> ViTShape:
 
 
 def siglip_text_shape(blocks: BlockShape, vocab: int, context: int, embed: int) -> TextShape:
-    """A SigLIP text tower: every token sees every other, the last one is the feature."""
+    """A SigLIP text tower: attention is bidirectional and the last token is the feature.
+
+    Args:
+        blocks: Shape of the blocks.
+        vocab: Number of token ids.
+        context: Tokens per text.
+        embed: Width of the embedding.
+    """
     return TextShape(blocks, vocab, context, embed, causal=False, pool="last", projection_bias=True)
 
 
@@ -76,7 +89,16 @@ def _text_shape(model: Any) -> TextShape:
 
 
 def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
-    """Our towers of the given shapes around weights under transformers' SigLIP names."""
+    """Our towers of the given shapes around weights under transformers' SigLIP names.
+
+    Args:
+        vision: Shape of the vision tower.
+        text: Shape of the text tower.
+        weights: The host's weights; every one of them must be used.
+
+    Raises:
+        ModelError: The weights do not match the shapes.
+    """
     seen = read_blocks(weights, "vision_model", vision.blocks.depth)
     names = {"patch_embed": "embeddings.patch_embedding", "norm_post": "post_layernorm"}
     weights.copy_into(seen, names, "vision_model.")

@@ -62,7 +62,13 @@ def register_family(name: str, detect: Callable[[nn.Module], bool]) -> Callable[
 
 
 def is_a(model: object, package: str, *names: str) -> bool:
-    """Whether the object is an instance of one of these classes, judged by name so that nothing is imported."""
+    """Whether an object is an instance of one of these classes, judged by name so that nothing is imported.
+
+    Args:
+        model: Any object.
+        package: The top package that defines the classes, such as `transformers`.
+        *names: Names of the classes, without modules.
+    """
     return any(c.__name__ in names and c.__module__.split(".")[0] == package for c in type(model).__mro__)
 
 

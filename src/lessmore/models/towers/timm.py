@@ -99,7 +99,15 @@ def _shape(trunk: Any, weights: Weights, out: dict[str, Tensor], blocks: BlockSh
 
 
 def import_trunk(host: Any, weights: Weights) -> ViT:
-    """Our vision tower around an open_clip `TimmModel`."""
+    """Our vision tower around an open_clip `TimmModel`.
+
+    Args:
+        host: The `TimmModel`, read for its shape.
+        weights: The weights of the whole open_clip model; those of the trunk are taken.
+
+    Raises:
+        ModelError: The trunk does something our tower does not, such as register tokens.
+    """
     trunk = host.trunk
     _check(trunk)
     blocks = _block_shape(trunk, weights.has(f"{_TRUNK}blocks.0.ls1.gamma"))

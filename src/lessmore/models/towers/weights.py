@@ -63,7 +63,17 @@ class Weights:
         return torch.cat([self.take(name) for name in names])
 
     def copy_into(self, out: dict[str, Tensor], names: dict[str, str], source: str = "", target: str = "") -> None:
-        """Share weight and bias of each module named `{ours: theirs}`, with prefixes for either side."""
+        """Share the weight and bias of each named module, without a copy.
+
+        Args:
+            out: Where the tensors go, under our names.
+            names: Our module names with the host's.
+            source: Prefix of the host's names.
+            target: Prefix of ours.
+
+        Raises:
+            ModelError: A weight is missing or quantised.
+        """
         for ours, theirs in names.items():
             for part in ("weight", "bias"):
                 out[f"{target}{ours}.{part}"] = self.take(f"{source}{theirs}.{part}")
@@ -75,7 +85,15 @@ class Weights:
 
 
 def the_one(values: Iterable[T], what: str) -> T:
-    """The value all parts of a tower agree on; towers whose blocks differ are refused."""
+    """The value all parts of a tower agree on.
+
+    Args:
+        values: One value per part, such as the head count of every block.
+        what: What they are, for the error.
+
+    Raises:
+        ModelError: The values differ.
+    """
     found = set(values)
     if len(found) != 1:
         raise unsupported_model(f"a tower with {what} {sorted(map(str, found))}")
@@ -88,7 +106,7 @@ def layer_norm_eps(tower: nn.Module) -> float:
 
 
 def activation_name(function: Callable[[Tensor], Tensor]) -> str:
-    """Key of `ACTIVATIONS` that computes what the host's activation computes, found by asking it."""
+    """Key of `ACTIVATIONS` that computes what the host's activation computes, found by evaluating both."""
     x = torch.linspace(-6, 6, 241)
     with torch.no_grad():
         y = function(x.clone())
@@ -99,7 +117,15 @@ def activation_name(function: Callable[[Tensor], Tensor]) -> str:
 
 
 def square(size: Any, what: str) -> int:
-    """Side of a square given as one number or as (height, width)."""
+    """Side of a square.
+
+    Args:
+        size: One number, or (height, width).
+        what: What it is the size of, for the error.
+
+    Raises:
+        ModelError: Height and width differ.
+    """
     sides = set(size) if isinstance(size, (tuple, list)) else {size}
     if len(sides) != 1:
         raise unsupported_model(f"a tower with the non-square {what} {tuple(size)}")
@@ -107,7 +133,15 @@ def square(size: Any, what: str) -> int:
 
 
 def build_vision(shape: ViTShape, weights: dict[str, Tensor]) -> ViT:
-    """Our vision tower around the given tensors, frozen, in evaluation mode."""
+    """Our vision tower around the given tensors, frozen, in evaluation mode.
+
+    Args:
+        shape: Shape of the tower.
+        weights: Tensors under our names; all take the dtype of the patch embedding.
+
+    Raises:
+        ModelError: The tensors do not match the shape.
+    """
     with torch.device("meta"):
         tower = ViT(shape)
     _fill(tower, weights, weights["patch_embed.weight"].dtype)
@@ -115,7 +149,15 @@ def build_vision(shape: ViTShape, weights: dict[str, Tensor]) -> ViT:
 
 
 def build_text(shape: TextShape, weights: dict[str, Tensor]) -> TextTower:
-    """Our text tower around the given tensors, frozen, in evaluation mode."""
+    """Our text tower around the given tensors, frozen, in evaluation mode.
+
+    Args:
+        shape: Shape of the tower.
+        weights: Tensors under our names; all take the dtype of the first block's MLP.
+
+    Raises:
+        ModelError: The tensors do not match the shape.
+    """
     with torch.device("meta"):
         tower = TextTower(shape)
     _fill(tower, weights, weights["blocks.0.mlp.up.weight"].dtype)
