@@ -18,6 +18,7 @@ ROOMS: tuple[str, ...] = (
     "cli",
     "config.py",
     "data",
+    "engines",
     "errors.py",
     "lab",
     "methods",

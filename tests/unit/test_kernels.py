@@ -45,8 +45,8 @@ from lessmore.engines.kernels.condense import MANY, fused_condense
 from lessmore.engines.kernels.debias import scan
 from lessmore.engines.kernels.elementwise import activation, add_norm, embed, logits, unfold
 from lessmore.engines.kernels.linear import linear, pack_weights, parts
-from lessmore.engines.kernels.nearest_anchor import fused_look_up
-from lessmore.engines.kernels.reservoir import Search, fused_affinities, fused_nearest, own_sums
+from lessmore.engines.kernels.nearest_anchor import Search, fused_look_up, fused_nearest
+from lessmore.engines.kernels.reservoir import fused_affinities, own_sums
 from lessmore.engines.kernels.token_mean import follow
 from lessmore.engines.packed_mean import PackedMean
 from lessmore.methods import Setup, make_method

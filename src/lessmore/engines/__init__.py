@@ -23,10 +23,10 @@ _CAPTURED = ("tca", "zeroshot")
 
 @runtime_checkable
 class Batching(Method, Protocol):
-    """An engine that answers many images of one stream at a time."""
+    """An engine that answers several images of one stream together."""
 
     size: int
-    """The number of images it answers fastest together."""
+    """How many images at a time are fastest."""
 
     def predict_many(self, pixels: Tensor) -> Sequence[Outcome]:
         """Answers to images `[B, 3, H, W]` in their order, as if they had come one by one."""
@@ -61,7 +61,12 @@ _ENGINES: dict[str, Callable[[str, Setup], Method]] = {
 
 
 def graph_unusable(method: str, setup: Setup) -> str | None:
-    """Why no CUDA graph can be made of a method's step; None where one can."""
+    """Why a method's step cannot become a CUDA graph; None if it can.
+
+    Args:
+        method: Name of the method.
+        setup: What the method is built from.
+    """
     if not setup.vision.positions.is_cuda:
         return "the model is not on a CUDA device"
     if method not in _CAPTURED:
@@ -85,16 +90,17 @@ def list_engines() -> list[str]:
 
 
 def check_engine(name: str) -> None:
-    """Raise if the engine is unknown."""
+    """Raise a `ConfigError` if the engine is unknown."""
     if name not in list_engines():
         raise ConfigError(unknown("engine", name, list_engines()))
 
 
 def resolve_engine(name: str, method: str, setup: Setup) -> str:
-    """The engine that a name stands for, which may be a slower one; a warning then says why.
+    """The engine that a name stands for. If that is a slower one than was asked for, a warning says why.
 
     Args:
-        name: One of `list_engines()`; `auto` is `graph` on CUDA and `cpu` on processors, where they can be used.
+        name: One of `list_engines()`; `auto` is `graph` on CUDA and `cpu` on CPUs if they can run the method, else
+            `eager`.
         method: Name of the method.
         setup: What the method is built from.
 
@@ -124,5 +130,14 @@ def _for_cpu(dtype: torch.dtype) -> str:
 
 
 def build(name: str, method: str, setup: Setup) -> Method:
-    """The named method on the named engine; see `resolve_engine`."""
+    """A method on an engine.
+
+    Args:
+        name: One of `list_engines()`; see `resolve_engine`.
+        method: Name of the method.
+        setup: What the method is built from.
+
+    Raises:
+        ConfigError: The engine is unknown or cannot run the method.
+    """
     return _ENGINES[resolve_engine(name, method, setup)](method, setup)

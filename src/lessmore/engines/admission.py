@@ -1,6 +1,6 @@
-"""Who enters the reservoir, decided on the host for a whole chunk of images, one after the other.
+"""Who enters the reservoir, decided on the host for a whole chunk of images in order.
 
-On CUDA `kernels.walk` decides the same without leaving the device.
+On CUDA `kernels.admission` decides the same without leaving the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lessmore.config import Strategy
 
 
 class Arrivals(NamedTuple):
-    """What decisions need to know of n images."""
+    """What the decisions about n images depend on."""
 
     label: list[int]
     """Predicted class."""
@@ -42,7 +42,15 @@ class ClassEntries:
     """Where an entry is found: m < M in that slot before the chunk, M + j in image j of the chunk."""
 
     def put(self, slot: int, key: float, id: int, near: list[float], origin: int) -> None:
-        """Let a newcomer in, at the end or in place of another; near: its cosines with the entries."""
+        """Let a newcomer in, at the end or in place of another entry.
+
+        Args:
+            slot: Where it goes; the number of entries appends it.
+            key: Its reliability H.
+            id: Its place in the stream.
+            near: Its cosines with the present entries.
+            origin: Where it is found, as in `ClassEntries.origin`.
+        """
         if slot == len(self.keys):
             self.keys.append(key)
             self.ids.append(id)
@@ -73,11 +81,22 @@ class AdmissionOutcome(NamedTuple):
 
     stored: list[Stored]
     all_ready: int
-    """The first image that finds two entries in every class; beyond all numbers where there is none."""
+    """The first image that finds two entries in every class; larger than any index if there is none."""
 
 
 def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: list[float]) -> int:
-    """The slot of a full class that the newcomer takes, −1 where it goes itself: the rule of `eviction_scores`."""
+    """The slot of a full class that a newcomer takes, by the rule of `reservoir.eviction_scores`.
+
+    Args:
+        strategy: How the leaving entry is chosen.
+        shelf: The entries of the class.
+        key: The newcomer's reliability H.
+        id: Its place in the stream.
+        near: Its cosines with the entries.
+
+    Returns:
+        The slot, or −1 if the newcomer itself has to leave.
+    """
     if strategy == "fifo":
         scores: list[float] = [-id, *(-i for i in shelf.ids)]
     elif strategy == "uncertainty":
@@ -93,7 +112,18 @@ def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, n
 def admit_all(
     shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals
 ) -> AdmissionOutcome:
-    """What images do in their order, after `seen` others, to classes with up to M entries; the shelves follow."""
+    """Admit images one after another.
+
+    Args:
+        shelves: The entries of every class; updated in place.
+        M: Slots per class.
+        strategy: How the leaving entry of a full class is chosen.
+        seen: Images of the stream before these.
+        images: The images.
+
+    Returns:
+        The images that were stored, and from which image on every class is ready.
+    """
     stored: list[Stored] = []
     lacking = sum(len(shelf.keys) < 2 for shelf in shelves)
     all_ready = sys.maxsize if lacking else 0

@@ -1,4 +1,4 @@
-"""The class anchors as each image of a chunk will find them."""
+"""The class anchors that each image of a chunk will find, predicted before the chunk has been admitted."""
 
 from __future__ import annotations
 
@@ -21,34 +21,39 @@ class NearestAnchors(NamedTuple):
     token: Tensor
     """[B, D], arbitrary where `label` is −1."""
     lead: Tensor
-    """By how much its cosine is above the next one's, [B]."""
+    """How far its cosine lies above the second nearest's, [B]."""
 
 
 class Forecast(NamedTuple):
-    """A `scoring.Guide` for a batch of B images out of a chunk of P.
+    """A `scoring.AnchorProvider` for a batch of B images out of a chunk of P.
 
-    Candidates are the C class means before the chunk and, for each of its images, the mean of its class from then on.
+    Candidates are the C class means before the chunk and, for each of its images, the mean of its class after it.
     """
 
     means: Tensor
     """Before the chunk, [C, L, D]."""
     later: Tensor
-    """From then on, as far as is known before the batch is encoded, [P, L, D]."""
+    """After each image, as far as is known before the batch is encoded, [P, L, D]."""
     entries: Tensor
     """The C·M slots, the P images and a row of zeros: [C·M + P + 1, L, D]."""
     held: Tensor
-    """The rows of `entries` that the class of each image consists of from then on, [P, M] int64."""
+    """The rows of `entries` that the class of each image consists of after it, [P, M] int64."""
     counts: Tensor
     """How many of them are entries, [P]."""
     ready: Tensor
-    """Which classes may serve, for each image of the batch, [B, C] bool."""
+    """Which classes each image of the batch may use, [B, C] bool."""
     rows: Tensor
     """The candidate that stands for each class, [B, C] int64."""
     fresh: Tensor | None = None
-    """Which image of the batch replaces a row that is held while it is encoded, −1 where none does, [P, M] int64."""
+    """The image of the batch that provides a held row while it is being encoded, −1 if none does, [P, M] int64."""
 
     def at(self, layer: int, summary: Tensor) -> Candidates:
-        """The anchors after block `layer`; the batch contributes to them what has just left the block, [B, D]."""
+        """The anchors after a block.
+
+        Args:
+            layer: The block, counted from 0.
+            summary: The batch's summary tokens after it, `[B, D]`; they replace the rows that `fresh` names.
+        """
         later = self.later[:, layer]
         if self.fresh is not None:
             new = summary.to(later.dtype)[self.fresh.clamp_min(0)]
@@ -57,15 +62,28 @@ class Forecast(NamedTuple):
         return Candidates(torch.cat([self.means[:, layer], later]), self.ready, self.rows)
 
     def to(self, images: Tensor, source: Tensor) -> Forecast:
-        """For a batch of images [B] of the chunk; source: the place of each of the chunk's in it or −1, [P]."""
+        """The same forecast for another batch out of the chunk.
+
+        Args:
+            images: The images of the batch, as places in the chunk, `[B]` int64.
+            source: The place of each image of the chunk in the batch, −1 if it is not there, `[P]` int64.
+        """
         slots = len(self.entries) - 1 - len(source)
         fresh = torch.cat([source.new_full((slots,), -1), source, source.new_full((1,), -1)])[self.held]
         return self._replace(ready=self.ready[images], rows=self.rows[images], fresh=fresh)
 
     def fits(self, encoded: Encoded, used: list[Tensor]) -> Tensor:
-        """Whether images would be encoded alike by this forecast, [P] bool: the same nearest class, the same token.
+        """Whether images would be encoded the same by this forecast: the same nearest class and the same token.
 
-        A lead too small to be safe from rounding does not count: such an image is encoded again for certainty.
+        If the nearest class leads by so little that rounding could reverse it, the image counts as a misfit and is
+        encoded again.
+
+        Args:
+            encoded: The chunk's encodings.
+            used: The anchors `[P, D]` that each condensing block took.
+
+        Returns:
+            `[P]` bool.
         """
         alike = torch.ones_like(self.ready[:, 0])
         for (layer, label), token in zip(anchors_taken(encoded), used, strict=True):
@@ -78,7 +96,12 @@ class Forecast(NamedTuple):
 
 
 def look_up(summary: Tensor, anchors: Candidates) -> NearestAnchors:
-    """The anchors nearest to summary tokens [B, D]: in a kernel on CUDA, else by plain functions."""
+    """The nearest anchors: in a kernel on CUDA, else by plain functions.
+
+    Args:
+        summary: Summary tokens, `[B, D]`.
+        anchors: The anchors to choose from.
+    """
     if summary.is_cuda and summary.dtype != torch.float64 and has_triton():
         from lessmore.engines.kernels import nearest_anchor as kernel
 
@@ -91,16 +114,26 @@ def look_up(summary: Tensor, anchors: Candidates) -> NearestAnchors:
 
 
 def nearest(summary: Tensor, anchors: Candidates) -> Anchor:
-    """`scoring.nearest_anchor` by `look_up`."""
+    """`scoring.nearest_anchor`, carried out by `look_up`.
+
+    Args:
+        summary: Summary tokens, `[B, D]`.
+        anchors: The anchors to choose from.
+    """
     found = look_up(summary, anchors)
     return Anchor(found.token.unsqueeze(1).to(summary.dtype), found.label)
 
 
 def used(encoded: Encoded, guide: AnchorProvider) -> list[Tensor]:
-    """The anchors [B, D] that the blocks of a batch took that was encoded with this guide."""
+    """The anchors that the condensing blocks took, `[B, D]` each.
+
+    Args:
+        encoded: A batch.
+        guide: The anchors it was encoded with.
+    """
     return [guide.at(i, encoded.tokens[:, i]).tokens(label.clamp_min(0)) for i, label in anchors_taken(encoded)]
 
 
 def anchors_taken(encoded: Encoded) -> list[tuple[int, Tensor]]:
-    """For each block that looked for an anchor: the layer it looked in, and the class it took or −1, [B]."""
+    """For each block that looked for an anchor: the layer it compared with, and the class it took or −1, [B]."""
     return [(step.block - 1, step.anchor) for step in encoded.steps if step.anchor is not None]

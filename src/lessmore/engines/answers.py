@@ -109,7 +109,7 @@ def read(outcome: Outcome, setup: Setup, plain: Callable[[], Tensor]) -> Answere
     Args:
         outcome: The outcome of one image.
         setup: What answered it.
-        plain: Makes the plain model's probabilities of the image, `[C]`; asked only where they are needed.
+        plain: Makes the plain model's probabilities of the image, `[C]`; called only if they are needed.
 
     Raises:
         NonFiniteError: The plain model's answer is not finite either.
@@ -138,7 +138,15 @@ def plain_scores(setup: Setup, pixels: Tensor) -> Tensor:
 
 
 def checked(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Probabilities `[C]` as float32 on the CPU; a `NonFiniteError` where they are not finite."""
+    """Probabilities `[C]` as float32 on the CPU.
+
+    Args:
+        scores: Probabilities, `[C]`.
+        dtype: Type the model computes in, for the error.
+
+    Raises:
+        NonFiniteError: Some are not finite.
+    """
     scores = scores.float().cpu()
     if not scores.isfinite().all():
         raise NonFiniteError(
@@ -172,7 +180,16 @@ class Answerer:
 
     @torch.no_grad()
     def answer(self, encoded: Encoded, plain: Callable[[], Tensor]) -> Answered:
-        """Answer an image that is encoded already, and adapt; see `FromEncoded`. plain: as for `read`."""
+        """Answer an image that is already encoded, and adapt; see `FromEncoded`.
+
+        Args:
+            encoded: The encoding, a batch of one.
+            plain: Makes the plain model's probabilities of the image, `[C]`; called only if they are needed.
+
+        Raises:
+            ConfigError: The method needs pixels.
+            NonFiniteError: The plain model's answer is not finite either.
+        """
         with self._lock:
             self._take_back()
             if not isinstance(self.method, FromEncoded):
@@ -225,7 +242,12 @@ class Answerer:
             return self.method.state(), replace(self._health)
 
     def restore(self, state: Mapping[str, Tensor], health: Health) -> None:
-        """Go on from a `state()`."""
+        """Continue from a `state()`.
+
+        Args:
+            state: The tensors.
+            health: The counts.
+        """
         with self._lock:
             self._ahead = None
             self.method.restore(state)
@@ -256,7 +278,7 @@ class Answerer:
             self.method, self.setup = method, setup
 
     def fork(self) -> Answerer:
-        """An independent answerer that goes on from the same state."""
+        """An independent answerer that continues from the same state."""
         other = Answerer(self.method_name, self.setup, self.engine)
         other.restore(*self.state())
         return other

@@ -17,49 +17,88 @@ from lessmore.methods.zeroshot import zero_shot_logits
 
 
 def fitting(sizes: Sequence[int], n: int) -> int:
-    """The smallest of the ascending sizes that holds n; the largest where none does."""
+    """The smallest size that holds n images, or the largest size if none does.
+
+    Args:
+        sizes: Ascending batch sizes.
+        n: Number of images.
+    """
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
 def padded(rows: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """The rows, the last one repeated up to the next of the sizes."""
+    """Rows filled up to the next batch size by repeating the last one.
+
+    Args:
+        rows: At least one row.
+        sizes: Ascending batch sizes.
+    """
     return [*rows, *[rows[-1]] * (fitting(sizes, len(rows)) - len(rows))]
 
 
 def take_rows(begun: PrefixState, rows: Tensor) -> PrefixState:
-    """Some images of a batch that has been begun."""
+    """Some images of a batch that has been encoded up to the first condensing block.
+
+    Args:
+        begun: The batch.
+        rows: Which images, `[B]` int64.
+    """
     return PrefixState(begun.x[rows], [token[rows] for token in begun.summaries])
 
 
 def put_(whole: Sequence[Tensor], source: Tensor, part: Sequence[Tensor]) -> None:
-    """Overwrite rows of tensors by rows of others; source: which one for each, −1 where it stays, [P] int64."""
+    """Overwrite rows of tensors by rows of others, with shapes that do not depend on how many change.
+
+    Args:
+        whole: Tensors `[P, …]`, changed in place.
+        source: For every row of theirs the row to take from `part`, −1 to keep it, `[P]` int64.
+        part: Tensors `[B, …]`, one for each of `whole`.
+    """
     new, rows = source >= 0, source.clamp_min(0)
     for old, other in zip(whole, part, strict=True):
         torch.where(new.view(-1, *[1] * (old.ndim - 1)), other[rows], old, out=old)
 
 
 def tensors(encoded: Encoded) -> list[Tensor]:
-    """All of a batch's."""
+    """All tensors of a batch of encodings, in a fixed order."""
     steps = [t for step in encoded.steps for t in (step.target, step.anchor) if t is not None]
     return [encoded.feature, encoded.tokens, *steps]
 
 
 def logits_of(encoded: Encoded, setup: Setup) -> Tensor:
-    """Zero-shot logits, [B, C]."""
+    """Zero-shot logits `[B, C]`.
+
+    Args:
+        encoded: A batch of B images.
+        setup: The class embeddings and the logits' scale.
+    """
     return zero_shot_logits(encoded, setup.text, setup.logit_scale)
 
 
 def outcome(logits: Tensor, corrected: Tensor, stored: Tensor, steps: list[Step], setup: Setup) -> Outcome:
-    """An `Outcome` whose tensors have the batch in front, from logits and corrected scores [B, C], stored [B]."""
+    """An `Outcome` whose tensors have the batch in front.
+
+    Args:
+        logits: Zero-shot logits, `[B, C]`.
+        corrected: Corrected scores, `[B, C]`, in the domain of the preset.
+        stored: Which images were stored, `[B]` bool.
+        steps: What the condensing blocks did.
+        setup: The settings.
+    """
     scores = probabilities(corrected, setup.preset.adaptation.domain)
     return Outcome(logits, scores, logits.softmax(dim=-1), stored, steps)
 
 
 class Answers(Sequence[Outcome]):
-    """The first n answers of a batch, which stay together until one is asked for."""
+    """The first n answers of a batch; it is split only when one of them is asked for."""
 
     def __init__(self, batch: Outcome, n: int) -> None:
-        """batch: its tensors have the batch in front, which may be filled up beyond n."""
+        """Keep the batch.
+
+        Args:
+            batch: An outcome with n or more images in front of its tensors.
+            n: How many of them are real.
+        """
         self.batch, self.n = batch, n
 
     def __len__(self) -> int:
@@ -74,12 +113,17 @@ class Answers(Sequence[Outcome]):
 
     @cached_property
     def each(self) -> list[Outcome]:
-        """One by one."""
+        """All n answers."""
         return split(self.batch, self.n)
 
 
 def split(batch: Outcome, n: int) -> list[Outcome]:
-    """The first n answers of a batch, one by one."""
+    """The first n answers of a batch, one by one.
+
+    Args:
+        batch: An outcome with n or more images in front of its tensors.
+        n: How many to take.
+    """
     logits, scores, zero_shot = (t[:n].unbind(0) for t in (batch.logits, batch.scores, batch.zero_shot))
     stored = [None] * n if batch.stored is None else batch.stored[:n].unbind(0)
     steps = [_each(step, n) for step in batch.steps]
@@ -107,7 +151,7 @@ def _each(step: Step, n: int) -> list[Step]:
 
 
 def copied(answer: Outcome) -> Outcome:
-    """An independent copy, for answers that lie in a graph's memory."""
+    """An independent copy, for answers in the memory of a graph that will be replayed."""
     steps = [Step(s.block, s.stage, s.target.clone(), _copy(s.anchor)) for s in answer.steps]
     logits, scores, zero_shot = answer.logits.clone(), answer.scores.clone(), answer.zero_shot.clone()
     return Outcome(logits, scores, zero_shot, _copy(answer.stored), steps)

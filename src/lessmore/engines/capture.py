@@ -29,9 +29,12 @@ Record = Callable[[Callable[[], object], Sequence[Tensor]], Recording]
 
 @torch.no_grad()
 def capture(body: Callable[[], object], state: Iterable[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Record `body`, which may change the tensors of `state` in place; they are left as they were.
+    """Record a function as a CUDA graph.
 
-    pool: memory shared with graphs that are never under way at the same time.
+    Args:
+        body: What to record; it works on tensors that keep their places.
+        state: Tensors that the body changes in place; recording leaves them as they were.
+        pool: Memory pool shared with graphs that never run at the same time; None takes a new one.
     """
     tensors = list(state)
     before = [tensor.clone() for tensor in tensors]
@@ -50,26 +53,35 @@ def capture(body: Callable[[], object], state: Iterable[Tensor], pool: Any = Non
 
 
 class Rerun(NamedTuple):
-    """What stands for a graph where there is none: the body itself."""
+    """Stands in for a graph on devices without one: calls the body itself."""
 
     replay: Callable[[], object]
 
 
 def rerun(body: Callable[[], object], state: Sequence[Tensor]) -> Rerun:
-    """A recording that is no graph; it runs on any device, with fixed places for arguments and results like one."""
+    """A `Record` that is not a graph; for any device. Arguments and results keep their places as with a graph.
+
+    Args:
+        body: What to run at every replay.
+        state: Not needed; a graph's recording needs it.
+    """
     return Rerun(body)
 
 
 class Tape:
-    """Records functions of tensors, in whatever tuples and lists, that work on each other's results.
+    """Records functions that work on each other's results; arguments may be tensors in any tuples and lists.
 
-    Results stay where their recording leaves them, until it or one made before it runs again: recordings may share
-    memory. A function that is given what another one recorded returned takes it from there; everything else is copied
-    into a place of its own.
+    A result stays where its recording left it until that recording, or one made before it, runs again: recordings may
+    share memory. An argument that is such a result is used where it is; any other is copied into a place of its own.
     """
 
     def __init__(self, state: Sequence[Tensor], record: Record) -> None:
-        """state: what the functions change in place, beside their arguments."""
+        """Record nothing yet.
+
+        Args:
+            state: Tensors that the functions change in place, besides their arguments.
+            record: Makes the recordings.
+        """
         self.state, self.record = state, record
         self.kept: dict[int, Tensor] = {}
 

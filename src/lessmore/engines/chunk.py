@@ -1,13 +1,12 @@
 """Exact batched streaming: a stream at the speed of batches, every answer as if its image had come alone.
 
-What an image does to the reservoir follows from its own encoding and the reservoir as it then stands, so a chunk of
-images is encoded at once, and their effects are walked through in order. Where the reservoir's anchors guide the
-encoder, an encoding is right only if its image took the anchors it would have found. So the walk is a forecast: images
-that do not fit what they would find by it are encoded again, each against its own moment of the stream, until all fit.
-The first misfit always finds the true past, so every round settles at least one image for good; usually a few rounds
-settle the chunk.
+What an image does to the reservoir depends on its own encoding and on the reservoir at that moment. So a chunk of
+images is encoded at once, and their effects are replayed in order. Where the reservoir's anchors guide the encoder, an
+encoding is right only if the image used the anchors it would have found alone. The replay is therefore a forecast:
+images that would find other anchors are encoded again, each against its own moment of the stream, until all agree. The
+first misfit always sees the true past, so every round settles at least one image; usually a few rounds suffice.
 
-On CUDA every part is a graph, and the host reads nothing but who has to be encoded again.
+On CUDA every part is a graph, and the host reads only which images have to be encoded again.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
 
 SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
-"""Batch sizes that occur; smaller batches are filled up."""
+"""Batch sizes in use; a batch between two of them is filled up."""
 LEAST = 32
-"""Chunks do not shrink below this, however much is encoded again."""
+"""Chunks never shrink below this, however many images have to be encoded again."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +46,7 @@ R = TypeVar("R")
 
 @dataclass
 class Work:
-    """How much was done."""
+    """How much work was done."""
 
     images: int = 0
     again: int = 0
@@ -56,7 +55,7 @@ class Work:
 
 
 class Survey(NamedTuple):
-    """What follows from a chunk's encodings, as far as it does not change the reservoir."""
+    """What follows from a chunk's encodings without changing the reservoir."""
 
     logits: Tensor
     """Zero-shot, [P, C]."""
@@ -67,7 +66,7 @@ class Survey(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A chunk encoded against the reservoir as it stands."""
+    """A chunk encoded against the present reservoir."""
 
     begun: PrefixState
     encoded: Encoded
@@ -76,7 +75,7 @@ class Opened(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A chunk's encodings against what they would find."""
+    """A chunk's encodings, compared with the anchors its images would find."""
 
     survey: Survey
     forecast: Forecast
@@ -97,9 +96,14 @@ class Chunk:
         rest: Rest | None = None,
         record: Record | None = None,
     ) -> None:
-        """sizes: ascending; the largest is the largest chunk. prefix, rest: other encoders with the same results.
+        """Pick the encoder and record the parts.
 
-        record: how parts are recorded; by default as graphs where there can be any, and not at all elsewhere.
+        Args:
+            setup: What the method is built from.
+            sizes: Ascending batch sizes; the last is the largest chunk.
+            prefix: Another encoder with the same results, up to the first condensing block; None takes the fastest.
+            rest: The other half of that encoder.
+            record: How parts are recorded; None records graphs on CUDA and nothing elsewhere.
         """
         self.setup, self.sizes = setup, sizes
         vision, condensation = setup.vision, setup.preset.condensation
@@ -126,11 +130,11 @@ class Chunk:
         return self.predict_many(pixels)[0]
 
     def predict_many(self, pixels: Tensor) -> list[Outcome]:
-        """Answer images [B, 3, H, W] in their order, as many as there are."""
+        """Answer any number of images `[B, 3, H, W]` in their order."""
         return [answer for answers in self.predict_chunks([pixels]) for answer in answers]
 
     def predict_chunks(self, batches: Iterable[Tensor]) -> Iterator[Sequence[Outcome]]:
-        """Answers to batches of images, in order, at most `size` at a time; the state is the one after their images."""
+        """Answers to batches of images in order, at most `size` at a time; the state includes all images answered."""
         for pixels in batches:
             start = 0
             while start < len(pixels):
@@ -147,7 +151,7 @@ class Chunk:
         return self._tca.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`; the tensors keep their places, which recordings know."""
+        """Continue from a `state()`; the tensors keep their places, which the recordings use."""
         self._tca.restore(state)
 
     def slots(self) -> Tensor:
@@ -159,7 +163,7 @@ class Chunk:
         return self._tca.stream_mean()
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """Of one image that is encoded once; `work` says how many were encoded again."""
+        """Multiply-accumulates of one image that is encoded once; `work` counts those encoded again."""
         return self._tca.macs(accounting)
 
     def _answer(self, pixels: Tensor) -> Answers:
@@ -175,7 +179,7 @@ class Chunk:
         return Answers(copied(self._pass(pixels, images)), n)
 
     def _agree(self, pixels: Tensor, n: int, images: Tensor) -> Outcome:
-        """Encode until every image took the anchors that it finds when the images before it have done their part."""
+        """Encode until every image used the anchors it finds after the images before it."""
         opened = self._open(pixels)
         settled = again = 0
         while True:
@@ -192,7 +196,7 @@ class Chunk:
         return self._close(opened.encoded, survey, images)
 
     def _misfits(self, fit: Tensor) -> list[int]:
-        """The one thing that the host waits for."""
+        """The only point at which the host waits for the device."""
         return [i for i, fits in enumerate(fit.tolist()) if not fits]
 
     def _repeat(self, opened: Opened, forecast: Forecast, images: list[int]) -> Opened:
@@ -204,7 +208,7 @@ class Chunk:
         return self._again(opened, forecast, *told.split([len(rows), len(source)]))
 
     def _adjust(self, share: float) -> None:
-        """Smaller chunks where more than every image is encoded again on average, larger ones where few are."""
+        """Halve the chunks if images are encoded again more than once on average, double them if few are."""
         if share > 1:
             self.size = max(self.size // 2, min(LEAST, self.sizes[-1]))
         elif share < 0.5:

@@ -1,4 +1,4 @@
-"""Debiasing as each image of a chunk finds it: its logits, the trust in the memory, and the token mean."""
+"""Debiasing for every image of a chunk in order: its logits, the trust in the memory, and the token mean."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def observed(
         logits: Zero-shot logits, `[P, C]`.
         images: How many of them are real, `[]`; the others are returned as they are and leave no trace.
         setup: The model and the settings.
-        packed: The buffers that the state's stream mean lies in; None where there are none.
+        packed: The buffers of the state's stream mean; None if it is not packed.
     """
     config = setup.preset.adaptation
     if config.debias == "off":
@@ -61,7 +61,15 @@ def observed(
 
 
 def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Tensor, setup: Setup) -> ChunkDebiased:
-    """The same, image by image; nothing is read on the host. feature `[P, E]`."""
+    """The same with plain functions, image by image; nothing is read on the host.
+
+    Args:
+        state: The state before the chunk; it stays as it is.
+        feature: L2-normalised features, `[P, E]`.
+        logits: Zero-shot logits, `[P, C]`.
+        images: How many of them are real, `[]`.
+        setup: The model and the settings.
+    """
     real = torch.arange(len(logits), device=logits.device) < images
     weight = PRIOR_WEIGHT[setup.preset.adaptation.debias]
     mean, answers, trusts = state.stream_mean, [], []
@@ -76,7 +84,10 @@ def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Ten
 def followed(state: StreamState, encoded: Encoded, images: Tensor) -> Tensor:
     """The token mean after each of P images, `[P, L, D]`: in a kernel on CUDA, else by plain functions.
 
-    The state stays as it is. images: how many of the chunk are real, `[]`.
+    Args:
+        state: The state before the chunk; it stays as it is.
+        encoded: The chunk's encodings.
+        images: How many of them are real, `[]`; the others leave the mean as it is.
     """
     if not encoded.tokens.is_cuda or not has_triton():
         return follow_all(state, encoded, images)
@@ -88,7 +99,13 @@ def followed(state: StreamState, encoded: Encoded, images: Tensor) -> Tensor:
 
 
 def follow_all(state: StreamState, encoded: Encoded, images: Tensor) -> Tensor:
-    """The same, image by image; nothing is read on the host."""
+    """The same with plain functions, image by image; nothing is read on the host.
+
+    Args:
+        state: The state before the chunk; it stays as it is.
+        encoded: The chunk's encodings.
+        images: How many of them are real, `[]`.
+    """
     sound = torch.cat([encoded.tokens.flatten(1), encoded.feature], dim=1).isfinite().all(dim=1)
     sound &= torch.arange(len(sound), device=sound.device) < images
     mean, after = state.token_mean, []

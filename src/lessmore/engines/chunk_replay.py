@@ -1,8 +1,8 @@
-"""The reservoir as each image of a chunk finds it, without a reservoir for each.
+"""The reservoir that each image of a chunk finds, without keeping a reservoir per image.
 
-Rows are numbered through: first what was there before the chunk, then the chunk's P images. What a place holds when
-image i comes is the last row that went into it, so the whole history of a chunk is one running maximum, and everything
-that depends on it is read off products computed for all rows at once. All shapes are fixed by C, M and P.
+Rows are numbered consecutively: first the slots before the chunk, then the chunk's P images. When image i arrives, a
+place holds the last row that went into it. So the history of a chunk is one running maximum, and everything that
+depends on it is gathered from products computed for all rows at once. All shapes are fixed by C, M and P.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = 32
 
 
 class ChunkInputs(NamedTuple):
-    """What decisions about P images need to know; as in `admission.Arrivals`, on the device."""
+    """What the decisions about P images depend on; `admission.Arrivals` on the device."""
 
     label: Tensor
     """[P] int64"""
@@ -40,7 +40,7 @@ class ChunkInputs(NamedTuple):
     near: Tensor | None
     """[P, M + P] float64"""
     cosines: Tensor | None
-    """Between the entries of the classes predicted, before the chunk, 0 on the diagonal: [C, M, M] float64, or None."""
+    """Between the entries of a class before the chunk, 0 on the diagonal; predicted classes only: [C, M, M] float64."""
 
 
 class Admissions(NamedTuple):
@@ -51,11 +51,11 @@ class Admissions(NamedTuple):
     slot: Tensor
     """The slot that each takes, −1 where it is not stored, [P]."""
     counts: Tensor
-    """Entries of its class from then on, 0 where it is not stored, [P]."""
+    """Entries of its class after it, 0 where it is not stored, [P]."""
     held: Tensor
     """The rows of these entries, [P, M]: class · M + slot before the chunk, C·M + j for image j, C·M + P for none."""
     all_ready: Tensor
-    """The first image that finds two entries in every class, []; beyond all numbers where there is none."""
+    """The first image that finds two entries in every class, []; larger than any index if there is none."""
 
     @property
     def stored(self) -> Tensor:
@@ -66,9 +66,17 @@ class Admissions(NamedTuple):
 def chunk_inputs(
     state: Reservoir, encoded: Encoded, logits: Tensor, key: Tensor, images: Tensor, config: Adaptation
 ) -> ChunkInputs:
-    """Of a batch whose first `images` [] are real, the others only filling it up.
+    """What decisions about a chunk depend on.
 
-    Cosines are taken in float64, where their rounding cannot depend on how many images are looked at together.
+    Cosines are computed in float64, so that their rounding cannot depend on the size of the chunk.
+
+    Args:
+        state: The reservoir before the chunk.
+        encoded: The chunk's encodings.
+        logits: Debiased logits, `[P, C]`.
+        key: Reliabilities, `[P]`.
+        images: How many of the images are real, `[]`; the others fill the chunk up and are never stored.
+        config: The adaptation.
     """
     label = logits.argmax(dim=-1)
     sound = encoded.tokens.isfinite().flatten(1).all(dim=1) & torch.cat([encoded.feature, logits], 1).isfinite().all(1)
@@ -89,7 +97,13 @@ def layer_mean(tokens: Tensor) -> Tensor:
 
 
 def decide_all(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
-    """What the images do, one after the other: in a kernel on CUDA, else on the host."""
+    """Admit the images one after another: in a kernel on CUDA, else on the host.
+
+    Args:
+        state: The reservoir before the chunk; it stays as it is.
+        chunk_inputs: What the decisions depend on.
+        config: The adaptation.
+    """
     if not chunk_inputs.label.is_cuda or not has_triton():
         return admit_on_host(state, chunk_inputs, config)
     from lessmore.engines.kernels import admission as kernel
@@ -99,7 +113,13 @@ def decide_all(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) 
 
 
 def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptation) -> Admissions:
-    """The same, by `admission.admit_all`."""
+    """The same on the host, by `admission.admit_all`.
+
+    Args:
+        state: The reservoir before the chunk; it stays as it is.
+        chunk_inputs: What the decisions depend on.
+        config: The adaptation.
+    """
     (C, M), P = state.ids.shape, len(chunk_inputs.label)
     near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
     newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
@@ -114,7 +134,12 @@ def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptatio
 
 
 def shelves(state: Reservoir, cosines: Tensor | None) -> list[ClassEntries]:
-    """The reservoir's classes, as decisions on the host see them; cosines: `ChunkInputs.cosines`."""
+    """The entries of every class in the form that `admission.admit_all` takes.
+
+    Args:
+        state: The reservoir.
+        cosines: `ChunkInputs.cosines`, `[C, M, M]`; None for strategies that do not look at them.
+    """
     M = state.ids.shape[1]
     near = state.keys.new_zeros(len(state.ids), M, M) if cosines is None else cosines
     rows = zip(state.keys.tolist(), state.ids.tolist(), near.tolist(), state.counts.tolist(), strict=True)
@@ -122,21 +147,34 @@ def shelves(state: Reservoir, cosines: Tensor | None) -> list[ClassEntries]:
 
 
 def history(places: int, place: Tensor, arrived: Tensor, delay: int) -> Tensor:
-    """What each of a number of places holds as image i sees it: its own row, or `places` + t for the image t put there.
+    """What each place holds when image i looks.
 
-    place: where each image went, [P] int64; arrived: whether it did, [P] bool. delay: 0 to see what image i itself did,
-    1 not to. Returns [P, places] int64.
+    Args:
+        places: Number of places.
+        place: Where each image went, `[P]` int64.
+        arrived: Whether it went there at all, `[P]` bool.
+        delay: 0 if image i sees itself, 1 if it does not.
+
+    Returns:
+        `[P, places]` int64: the place's own row, or `places` + t if image t went there last.
     """
     P = len(place)
     time = torch.arange(P, device=place.device)
-    rows = place.new_zeros(places, P + 1)  # a place's history lies together: it is run through much faster
+    rows = place.new_zeros(places, P + 1)  # a place's history is contiguous, which makes the scan much faster
     rows[place, time + delay] = (places + time) * arrived
     rows[:, 0] = rows[:, 0].maximum(torch.arange(places, device=place.device))
     return rows.cummax(dim=1).values[:, :P].T.contiguous()
 
 
 def forecast(state: Reservoir, decisions: Admissions, tokens: Tensor, ready: Ready) -> Forecast:
-    """The anchors that each image finds if the chunk's tokens are these, [P, L, D]."""
+    """The anchors that each image finds, if the chunk's tokens are right.
+
+    Args:
+        state: The reservoir before the chunk.
+        decisions: Which images are stored where.
+        tokens: The chunk's summary tokens, `[P, L, D]`.
+        ready: When a class may serve as an anchor.
+    """
     C = len(state.counts)
     slots = state.anchors.flatten(0, 1)
     entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(1, *slots.shape[1:])])
@@ -174,7 +212,7 @@ def corrected(
     place = decisions.label * M + decisions.slot
     held = history(C * M, place, decisions.stored, delay=int(config.order == "predict_first"))
     slots = state.anchors.flatten(0, 1)
-    # Padded with zeros: a product's kernel may round its odd columns differently, and columns change places.
+    # Padded with zeros: a matrix product may round its last odd columns differently, and columns change places.
     fill = slots.new_zeros(-(len(slots) + len(tokens)) % COLUMNS, *slots.shape[1:])
     entries = torch.cat([slots, tokens.to(slots.dtype), fill]).to(weights.dtype)
     unit, stored = F.normalize(tokens.to(weights.dtype), dim=-1), F.normalize(entries, dim=-1).flatten(1).T
@@ -191,9 +229,17 @@ def corrected(
 
 
 def store_all_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: Tensor, images: Tensor) -> None:
-    """Let a chunk of so many images [] into the reservoir, in place.
+    """Let a chunk into the reservoir, in place.
 
-    Every image writes its place, stored or not: what the place holds in the end. So no shape depends on who is stored.
+    Every image writes to its place what the place holds in the end, even if it was not stored itself. So no shape
+    depends on who is stored.
+
+    Args:
+        state: The reservoir.
+        decisions: Which images are stored where.
+        encoded: The chunk's encodings.
+        key: Reliabilities, `[P]`.
+        images: How many of the images are real, `[]`.
     """
     label, slot = decisions.label, decisions.slot.clamp_min(0)
     places, time = state.ids.numel(), torch.arange(len(label), device=label.device)

@@ -9,9 +9,10 @@ import torch
 
 
 def usable_cores(system: Path = Path("/sys")) -> int:
-    """Physical cores among the processors this process may run on, and no more than its container's quota; at least 1.
+    """Physical cores this process may run on, at most its container's CPU quota and at least 1.
 
-    Two threads on one physical core share its arithmetic units, and threads beyond a quota are stopped in mid-product.
+    Two threads on one physical core share its arithmetic units, and threads beyond a quota are suspended in the middle
+    of a product.
     """
     may_run = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_core(cpu, system) for cpu in may_run}
@@ -19,7 +20,7 @@ def usable_cores(system: Path = Path("/sys")) -> int:
 
 
 def limit_threads() -> None:
-    """Lower torch's thread count to `usable_cores` where it is above; a smaller one that was chosen stays."""
+    """Lower torch's thread count to `usable_cores`; a smaller count that somebody chose stays."""
     cores = usable_cores()
     if torch.get_num_threads() > cores:
         torch.set_num_threads(cores)

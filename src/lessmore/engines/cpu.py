@@ -1,8 +1,8 @@
-"""The CPU engine: the same tower with its linear layers packed for the processor; the rest is `eager`'s.
+"""The CPU engine: the same tower with its linear layers packed for the processor; everything else is `eager`'s.
 
-- Weights lie in the order in which oneDNN's kernels read them, activations are applied while a product is still in
-  cache. QuickGELU, x·σ(1.702x), is the fused SiLU of a product scaled by 1.702, undone in the next weights.
-- Where only the class token is read off the last block, its other tokens are not computed.
+- Weights are stored in the order in which oneDNN's kernels read them; activations are applied while a product is still
+  in cache. QuickGELU, x·σ(1.702x), is the fused SiLU of a product scaled by 1.702, undone in the next weights.
+- If only the class token of the last block is used, its other tokens are not computed.
 - TCA keeps its stored tokens normalised, so that the correction is one product (see `cpu_tca.py`).
 - In float32 answers equal `eager`'s to rounding. `bfloat16` halves the time of the products on processors that have
   such instructions; norms, attention, scores and the reservoir stay in float32.
@@ -38,7 +38,16 @@ _PACKED: WeakKeyDictionary[ViT, dict[torch.dtype, ViT]] = WeakKeyDictionary()
 
 
 def build_cpu(method: str, setup: Setup, bfloat16: bool = False) -> Method:
-    """The named method on the packed tower; one that needs gradients gets the tower as it is."""
+    """A method on the packed tower; one that needs gradients gets the tower as it is.
+
+    Args:
+        method: Name of the method.
+        setup: What it is built from, on the CPU.
+        bfloat16: Whether linear layers compute in bfloat16.
+
+    Raises:
+        ConfigError: The model is on another device, or the processor has no bfloat16 instructions.
+    """
     plain = make_method(method, setup)
     if plain.facts.needs_gradients:
         return plain
@@ -50,7 +59,15 @@ def build_cpu(method: str, setup: Setup, bfloat16: bool = False) -> Method:
 
 
 def packed_setup(setup: Setup, bfloat16: bool = False) -> Setup:
-    """The setup with its tower packed; the tower given stays as it is, and shares all weights that are not packed."""
+    """A setup with its tower packed; the original tower stays as it is and shares all weights that are not packed.
+
+    Args:
+        setup: A setup on the CPU.
+        bfloat16: Whether linear layers compute in bfloat16.
+
+    Raises:
+        ConfigError: The model is on another device, or the processor has no bfloat16 instructions.
+    """
     vision = setup.vision
     if vision.positions.device.type != "cpu":
         raise ConfigError(f"engine 'cpu' cannot run a model on {vision.positions.device}; move it with .to('cpu')")
@@ -90,17 +107,28 @@ class PackedLinear(nn.Module):
 
 
 class LastBlock(Block):
-    """A block of which only the class token is wanted, [B, N, D] → [B, 1, D]."""
+    """A block that computes only its class token, [B, N, D] → [B, 1, D]."""
 
     def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
-        """All tokens are keys and values, the class token alone is a query and goes through the MLP."""
+        """All tokens are keys and values; the class token alone is a query and goes through the MLP.
+
+        Args:
+            x: Tokens, `[B, N, D]`, the class token first.
+            causal: Whether a token sees only those before it; for a vision tower, never.
+            bias: Added to the attention logits, broadcast to `[B, H, 1, N]`; None adds nothing.
+        """
         q, k, v = self.attn.project(self.norm1(x))
         heads = F.scaled_dot_product_attention(q[:, :, :1], k, v, attn_mask=bias, is_causal=causal)
         return self.add_mlp(self.add_attention(x[:, :1], self.attn.combine(heads)))
 
 
 def pack_tower(vision: ViT, dtype: torch.dtype) -> ViT:
-    """A tower with the same answers: linear layers packed where they can be, nothing computed that is not read."""
+    """A tower with the same answers whose linear layers are packed and whose last block skips what is not used.
+
+    Args:
+        vision: The tower on the CPU; it stays as it is.
+        dtype: Type the linear layers compute in; one that `can_pack` refuses leaves them unpacked.
+    """
     shape = vision.shape
     with torch.device("meta"):
         tower = ViT(shape)

@@ -1,8 +1,8 @@
-"""TCA for CPUs with many classes: stored tokens are kept normalised as well, so that a correction reads them once.
+"""TCA for CPUs with many classes: a normalised copy of the stored tokens lets the correction read them only once.
 
-At C = 1000 the reservoir is larger than any cache, and the correction costs what reading it costs. The norm of a stored
-token changes only with its entry. With norms divided out beforehand, Σ_l P_l cos(v^l, A^l) is one product of a matrix
-`[C·M, L·D]` and a vector. The copy takes as much memory as the reservoir's anchors.
+At C = 1000 the reservoir is larger than any cache, so the correction takes as long as reading it. The norm of a stored
+token changes only when its entry does. With norms divided out in advance, Σ_l P_l cos(v^l, A^l) is one product of a
+matrix `[C·M, L·D]` and a vector. The copy takes as much memory as the reservoir's anchors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UnitTCA(TCA):
         self.units = self._unit(self.stream.reservoir.anchors)
 
     def make_operations(self, apply: Callable[[StreamState, Delta], StreamState]) -> Operations:
-        """The plain operations, but for the affinities and the copy they read."""
+        """The plain operations, except for the affinities and for keeping their copy up to date."""
 
         def apply_to_both(state: StreamState, delta: Delta) -> StreamState:
             after, at = apply(state, delta), delta.placement.label.unsqueeze(0)
@@ -43,7 +43,7 @@ class UnitTCA(TCA):
         self.units.zero_()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`."""
+        """Continue from a `state()`."""
         super().restore(state)
         self.units = self._unit(self.stream.reservoir.anchors)
 
@@ -52,7 +52,7 @@ class UnitTCA(TCA):
         unit = F.normalize(sample.tokens.to(self.weights.dtype), dim=-1)
         rows = unit[None] if token_mean is None else torch.stack([unit, token_mean])
         rows = rows * self.weights[:, None]
-        # Entries on the left are read once for both rows; on the right they would be read once for each.
+        # As the left factor, the entries are read once for both rows; as the right one, once for each.
         along = (self.units.flatten(0, 1).flatten(1) @ rows.flatten(1).T).T.view(-1, *self.units.shape[:2])
         if token_mean is None:
             return along[0]

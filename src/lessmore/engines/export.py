@@ -4,7 +4,7 @@
 
     save_step(adapter, "step.onnx")              # or step.pt2
     step = load_step("step.onnx")
-    scores, zero_shot = step(pixels)             # [1, 3, H, W] → [C], [C]; the state goes along
+    scores, zero_shot = step(pixels)             # [1, 3, H, W] → [C], [C]; `step` keeps the state
 
 The state is that of `core.stream.StreamState`, tensor by tensor under the names of its fields; docs/export.md shows the
 loop without this package.
@@ -50,7 +50,15 @@ class ExportableStep(nn.Module):
         self.register_buffer("weights", method.weights)
 
     def forward(self, pixels: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """One image [1, 3, H, W] → its scores [C], its zero-shot scores [C] and the next state."""
+        """One step.
+
+        Args:
+            pixels: A preprocessed image, `[1, 3, H, W]`.
+            state: The state by the names of its fields.
+
+        Returns:
+            The scores `[C]`, the zero-shot scores `[C]`, and the next state.
+        """
         setup = replace(self.setup, vision=self.vision, text=self.text)
         answer, after = step(setup, self.weights, pixels, from_named(state))
         scores = probabilities(answer.corrected, setup.preset.adaptation.domain)
@@ -66,7 +74,7 @@ class Exported:
         self.state = dict(start)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and zero-shot scores [C] of one preprocessed image [1, 3, H, W]; the state goes one step on."""
+        """Scores and zero-shot scores `[C]` of one preprocessed image `[1, 3, H, W]`; the state advances by a step."""
         scores, zero_shot, self.state = self._run(pixels, self.state)
         return scores, zero_shot
 
@@ -76,7 +84,15 @@ class Exported:
 
 
 def save_step(adapter: Adapter, path: str | Path) -> None:
-    """Write the adapter's step to a .pt2 (torch.export) or .onnx file; it starts a new stream."""
+    """Write the adapter's step to a file, with the empty state of a new stream.
+
+    Args:
+        adapter: An adapter with method `tca`.
+        path: A file that ends in `.pt2` (torch.export) or `.onnx`.
+
+    Raises:
+        ConfigError: The method or reducer cannot be exported, the ending is another, or a package is missing.
+    """
     path = Path(path)
     if path.suffix not in ENDINGS:
         raise ConfigError(f"{path} does not end in {' or '.join(ENDINGS)}; give the file one of these endings")
@@ -92,7 +108,12 @@ def save_step(adapter: Adapter, path: str | Path) -> None:
 
 
 def load_step(path: str | Path) -> Exported:
-    """A file of `save`, on the CPU. A .pt2 file can run code of its maker's choosing: load only what you trust."""
+    """Read a file of `save_step`, on the CPU. A .pt2 file can run code of its author's choosing: load only your own.
+
+    Raises:
+        StateError: There is no such file, or lessmore did not write it.
+        ConfigError: A package is missing.
+    """
     path = Path(path)
     if not path.is_file():
         raise StateError(f"there is no file {path}; write it with lessmore export")
@@ -101,7 +122,7 @@ def load_step(path: str | Path) -> Exported:
 
 @torch.no_grad()
 def program_of(adapter: Adapter) -> torch.export.ExportedProgram:
-    """The step as torch.export sees it; its example inputs are an image of zeros and the empty state."""
+    """The step as a program of torch.export; its example inputs are an image of zeros and the empty state."""
     if adapter.method_name != "tca":
         raise ConfigError(f"only method 'tca' can be exported, not {adapter.method_name!r}; use adapt(method='tca')")
     if adapter.preset.condensation.rule != "coreset":
@@ -122,7 +143,7 @@ def _load_pt2(path: Path) -> Exported:
 
 
 def _need_onnx() -> Any:
-    """The onnxruntime module, all that comes with it being there too."""
+    """The onnxruntime module, after checking that the packages an export needs are installed as well."""
     try:
         return [import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
     except ImportError as error:
@@ -130,10 +151,16 @@ def _need_onnx() -> Any:
 
 
 def stable_order(x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
-    """What `argsort(stable=True)` answers, by counting: ONNX has no stable sort.
+    """What `argsort(stable=True)` returns, computed by counting: ONNX has no stable sort.
 
-    A value's place is the number of values before it, equal ones at lower positions included, so places are all
-    different and no tie is left to a runtime's sort.
+    A value's place is the number of values before it, counting equal ones at lower positions. So all places differ, and
+    the runtime's sort has no ties to break.
+
+    Args:
+        x: Values.
+        stable: Part of the signature it replaces.
+        dim: The dimension to sort along.
+        descending: Whether the largest comes first.
     """
     x = x.movedim(dim, -1)
     position = torch.arange(x.shape[-1], device=x.device)
@@ -184,7 +211,7 @@ def _load_onnx(path: Path) -> Exported:
 
 
 def _empty_like(session: Any) -> State:
-    """The empty state that a session takes."""
+    """The empty state in the shapes and types that a session takes."""
     types = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(int64)": torch.int64}
     types |= {"tensor(float16)": torch.float16}
     inputs = session.get_inputs()[1:]

@@ -24,7 +24,7 @@ from lessmore.engines.kernels.elementwise import activation, add_norm, embed, un
 
 
 class Flow(NamedTuple):
-    """The residual stream [B, N, D] in two parts, added up when the next block normalises it."""
+    """The residual stream [B, N, D] as two parts, which are added when the next block normalises it."""
 
     x: Tensor
     delta: Tensor | None
@@ -39,14 +39,14 @@ class Flow(NamedTuple):
 
 
 class FusedBlock(NamedTuple):
-    """A block that has condensed."""
+    """What a condensing block returns."""
 
     flow: Flow
-    """The stream behind it."""
+    """The residual stream after the block."""
     target: Tensor
-    """Who went where, [B, n]."""
+    """Where each token went, [B, n]."""
     size: Tensor | None
-    """The logarithm of how many patches each token that leaves stands for, [B, out]; None where all count as one."""
+    """Logarithm of the number of patches each remaining token stands for, [B, out]; None if all count as one."""
 
 
 class Batched:
@@ -68,7 +68,12 @@ class Batched:
         return PrefixState(flow.whole(), summaries)
 
     def resume(self, begun: PrefixState, guide: AnchorProvider | None = None) -> Encoded:
-        """From there on; may be repeated with other anchors."""
+        """From the first condensing block to the features; may be repeated with other anchors.
+
+        Args:
+            begun: What `begin` returned.
+            guide: The anchors that guide condensing; None uses none.
+        """
         flow, size, summaries = Flow(begun.x, None), None, list(begun.summaries)
         steps: list[Step] = []
         for i in range(len(summaries), len(self.plan)):
@@ -122,19 +127,19 @@ class Batched:
         return self._condensed(block, flow, size, *scores(qkv, block.attn.heads, self.ranked, size=size), stage)
 
     def _guided(self, block: Block, flow: Flow, size: Tensor | None, anchor: Anchor, stage: Stage) -> FusedBlock:
-        """The same with anchors; they stand before the class token, seen where there is one and it is asked for."""
+        """The same with anchors: each image's stands before its class token, masked unless the block attends to it."""
         x, normed = add_norm(*flow, block.norm1, anchor.token)
         qkv, heads, label = block.attn.qkv(normed), block.attn.heads, anchor.label.int()
         how = label, self.config.rows, self.config.anchor_kv, size
         out = attention(qkv, torch.empty_like(normed), heads, True, None, None, *how)
-        # The anchors' rows are multiplied as well: leaving them out would take a copy of all others.
+        # The anchors' rows are multiplied as well: leaving them out would mean copying all others.
         attended = self._scaled(x, block.attn.out(out)[:, 1:], block.scale1)
         return self._condensed(block, attended, size, *scores(qkv, heads, self.ranked, True, *how), stage)
 
     def _condensed(
         self, block: Block, flow: Flow, size: Tensor | None, found: Tensor, ranks: Tensor | None, stage: Stage
     ) -> FusedBlock:
-        """From the attention half to the end of a block, by scores and ranks [B, H, n] of its patches."""
+        """The rest of a block after its attention half, given the scores and ranks [B, H, n] of its patches."""
         x, n = flow.x, stage.patches
         B, D = len(x), x.shape[2]
         y = x.new_empty(B, 1 + stage.out, D)

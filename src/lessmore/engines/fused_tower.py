@@ -20,7 +20,7 @@ from lessmore.engines.kernels.attention import attention
 from lessmore.engines.kernels.condense import fused_condense
 from lessmore.engines.kernels.elementwise import embed, unfold
 from lessmore.engines.kernels.linear import CODES, Packed, Sums, linear, pack_weights, parts
-from lessmore.engines.kernels.reservoir import Search, fused_nearest
+from lessmore.engines.kernels.nearest_anchor import Search, fused_nearest
 
 
 class PackedBlock(NamedTuple):
@@ -33,7 +33,7 @@ class PackedBlock(NamedTuple):
 
 
 class StreamPlace(NamedTuple):
-    """Where a block writes; the residual stream of every block stays, so its summary token can be read later."""
+    """Where a block writes; every block's residual stream is kept, so that its summary token can be read later."""
 
     qkv: Tensor
     heads: Tensor
@@ -56,7 +56,7 @@ class Scored(NamedTuple):
     label: Tensor
     ticket: Tensor
     size: Tensor | None
-    """The logarithm of how many patches each token that leaves stands for, [1, out]; None where all count as one."""
+    """Logarithm of the number of patches each remaining token stands for, [1, out]; None if all count as one."""
 
 
 def _sums(rows: int, parts: int, device: torch.device) -> Sums:
@@ -75,7 +75,12 @@ def _scored(heads: int, stage: Stage, sized: bool, device: torch.device) -> Scor
 
 
 def cannot_fuse(vit: ViT, config: Condensation) -> str | None:
-    """Why the kernels cannot run this tower; None where they can."""
+    """Why the kernels cannot run a tower; None if they can.
+
+    Args:
+        vit: The tower.
+        config: How it condenses.
+    """
     shape = vit.shape
     head = shape.blocks.width // shape.blocks.heads
     if not shape.class_token or shape.pool != "class" or shape.norm_then_pool:
@@ -95,7 +100,14 @@ class FusedTower:
     """A `ViT` with a class token, packed."""
 
     def __init__(self, vit: ViT, config: Condensation, guided: bool = False, C: int = 0) -> None:
-        """guided: anchors of C classes take part; they get a place before the class token."""
+        """Pack the weights and allocate every intermediate.
+
+        Args:
+            vit: The tower.
+            config: How it condenses.
+            guided: Whether class anchors guide condensing; the anchor gets a place before the class token.
+            C: Number of classes; only with `guided`.
+        """
         self.vit, self.config, self.guided = vit, config, guided
         self.plan = schedule(vit.shape.patches, len(vit.blocks), config)
         like = vit.positions
@@ -135,7 +147,13 @@ class FusedTower:
         self.search = Search.of(1, C, like.device) if self.guided else None
 
     def forward(self, pixels: Tensor, state: Reservoir | None = None, ready: Ready = "class") -> Tensor:
-        """An image [1, 3, H, W] → pooled feature [1, E], not normalised; its summary tokens are in `tokens` [L, D]."""
+        """The pooled feature `[1, E]` of an image, not normalised; its summary tokens are left in `tokens` `[L, D]`.
+
+        Args:
+            pixels: A preprocessed image, `[1, 3, H, W]`.
+            state: The reservoir whose anchors guide condensing; None uses none.
+            ready: When a class may serve as an anchor.
+        """
         slot = int(self.guided)
         unfold(pixels, self.patches, self.vit.shape.patch)
         linear(self.patches, self.patch, self.embedded)

@@ -1,7 +1,7 @@
-"""One online step as one CUDA graph: an image in, an answer and the next state out, nothing read on the host between.
+"""One online step as one CUDA graph: from an image to its answer and the next state without the host reading anything.
 
-Towers with a class token run through the kernels; for others, and for methods the kernels do not know, the method's own
-step is captured as it is.
+Towers with a class token run in the kernels. For other towers, and for methods without kernels, the method's own step
+is captured as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ class Graph:
     """Zero-shot or TCA, replayed from one captured step."""
 
     def __init__(self, method: TCA | ZeroShot, body: Fused | Captured | None = None) -> None:
-        """body: what is captured; by default the kernels where they can run the tower."""
+        """Capture the step.
+
+        Args:
+            method: The method.
+            body: What to capture; None takes the kernels if they can run the tower, else the method's own step.
+        """
         self.method, self.facts = method, method.facts
         vision = method.setup.vision
         side = vision.shape.image_size
@@ -57,7 +62,7 @@ class Graph:
         return self.method.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state()`; the tensors keep their places, which the graph knows."""
+        """Continue from a `state()`; the tensors keep their places, which the graph uses."""
         self.method.restore(state)
 
     def slots(self) -> Tensor | None:
@@ -69,12 +74,12 @@ class Graph:
         return self.method.stream_mean() if isinstance(self.method, TCA) else None
 
     def macs(self, accounting: Accounting = "matmul") -> int:
-        """As many as the method's own."""
+        """Multiply-accumulates, counted by the method."""
         return self.method.macs(accounting)
 
 
 class Captured:
-    """A method's own step, as it is."""
+    """A method's own step."""
 
     def __init__(self, method: TCA | ZeroShot) -> None:
         self.method = method
@@ -154,7 +159,7 @@ class Fused:
 
 @contextmanager
 def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
-    """Launch on another stream, after all that was launched so far; on none where there is none."""
+    """Launch kernels on a side stream, after everything launched so far; None launches them where they are."""
     if side is None:
         yield
         return

@@ -25,7 +25,12 @@ from lessmore.methods.tca import TCA
 
 
 def anchors_of(state: Reservoir, ready: Ready) -> Anchors:
-    """The anchors of S reservoirs for a batch of S images, each of which sees its own."""
+    """The anchors of S reservoirs for a batch of S images, one per reservoir.
+
+    Args:
+        state: S reservoirs; all tensors have S in front.
+        ready: When a class may serve as an anchor.
+    """
     S, C = state.counts.shape
     usable = torch.vmap(lambda one: ready_anchors(one, ready).ready)(state)
     return Anchors(state.means.flatten(0, 1), usable, torch.arange(S * C, device=usable.device).view(S, C))
@@ -52,7 +57,12 @@ def affinities_of(weights: Tensor, state: StreamState, sample: Sample, token_mea
 
 
 def operations_of(setup: Setup, weights: Tensor) -> Operations:
-    """The parts of a step for S streams at once; the states change in place."""
+    """The parts of a step for S streams at once; the states change in place.
+
+    Args:
+        setup: What the method is built from.
+        weights: Layer weights, `[L]`.
+    """
     texts, config = setup.class_texts, setup.preset.adaptation
 
     def observe_each(state: StreamState, sample: Sample) -> tuple[Tensor, StreamMean]:
@@ -84,7 +94,7 @@ class Turn:
 
 
 class Multi:
-    """TCA on S independent streams, each with a state of its own; all tensors of `states` have S in front."""
+    """TCA on S independent streams; the tensors of `states` have S in front."""
 
     facts = TCA.facts
 
@@ -152,11 +162,27 @@ class Multi:
         return saved(self._one(stream))
 
     def restore(self, stream: int, state: Mapping[str, Tensor]) -> None:
-        """Let a stream go on from a `state`, of whichever engine."""
+        """Let a stream continue from a state.
+
+        Args:
+            stream: The stream.
+            state: A `state()` of any engine.
+
+        Raises:
+            ConfigError: The stream does not exist.
+        """
         copy_(self._one(stream), from_named(state))
 
     def fork(self, stream: int, into: int) -> None:
-        """Let another stream go on independently from where this one stands."""
+        """Let another stream continue from a copy of this one's state.
+
+        Args:
+            stream: The stream to copy.
+            into: The stream whose state is replaced.
+
+        Raises:
+            ConfigError: A stream does not exist.
+        """
         self.restore(into, self.state(stream))
 
     def slots(self) -> Tensor:

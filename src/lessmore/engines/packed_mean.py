@@ -1,4 +1,4 @@
-"""The stream mean as the CUDA kernels want it: three buffers, with the named fields as views into them."""
+"""The stream mean in the layout of the CUDA kernels: three buffers, with the named fields as views into them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class PackedMean(NamedTuple):
 
 
 def pack(state: StreamState) -> tuple[StreamState, PackedMean]:
-    """A state whose stream mean lies in buffers, and the buffers; whoever changes one changes the other."""
+    """A state whose stream mean consists of views into buffers, and the buffers; to change one is to change both."""
     packed = PackedMean.of(state.stream_mean)
     return state._replace(stream_mean=packed.view()), packed

@@ -20,7 +20,12 @@ Rest = Callable[[PrefixState, AnchorProvider | None], Encoded]
 
 
 def halves(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
-    """The fused tower on CUDA where it can run this one, else the encoder's own functions."""
+    """The fused encoder if it can run the tower, else the encoder's own functions.
+
+    Args:
+        vit: The tower.
+        config: How it condenses.
+    """
     if vit.positions.is_cuda and has_triton():
         from lessmore.engines import fused_encoder, fused_tower
 

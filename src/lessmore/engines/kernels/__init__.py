@@ -1,7 +1,6 @@
 """Triton kernels of the CUDA engines, each tested against the plain torch functions it stands for.
 
-A kernel may repeat the mathematics of `core`, and says which function it stands for and what runs in parallel.
-Nothing else may be stated here that is not stated there. Every module must import without a GPU; tests run them
-interpreted.
+A kernel may repeat mathematics that `core` states, and nothing else. Its module says which function it stands for,
+what runs in parallel, and why. Every module imports without a GPU; tests then run the kernels interpreted.
 Read `nearest_anchor.py` first.
 """

@@ -1,6 +1,7 @@
-"""Who enters the reservoir, decided on the device for a whole chunk of images: `engine.walk` in one launch.
+"""Who enters the reservoir, decided on the device for a whole chunk of images: `engines.admission` in one launch.
 
-Classes do not see each other, so each has a program of its own that goes through the chunk's images in their order.
+Images depend on the ones before them, classes do not depend on each other. So there is one program per class, which
+goes through the chunk's images in order and skips those of other classes. A program is one warp: a class has few slots.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lessmore.engines.kernels.reservoir import STRATEGIES
 
 @triton.jit
 def _best(own, theirs, key, near, close, M: tl.constexpr, STRATEGY: tl.constexpr):
-    """The slot with the largest score, −1 where no entry's is above the newcomer's."""
+    """The slot with the largest score, −1 if none is above the newcomer's."""
     mine = own.to(tl.float64) if STRATEGY == 0 else key
     if STRATEGY >= 2:
         sign = 1.0 if STRATEGY == 3 else -1.0
@@ -31,7 +32,7 @@ def _best(own, theirs, key, near, close, M: tl.constexpr, STRATEGY: tl.constexpr
 
 
 @triton.jit
-def _walk(
+def _admit(
     labels, reliabilities, sound, nears, cosines, keys, ids, counts, step, slots, entries, held, ready, P, C, never,
     STRATEGY: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -77,15 +78,25 @@ def fused_admit(
     state: Reservoir, strategy: Strategy, labels: Tensor, keys: Tensor, sound: Tensor, near: Tensor | None,
     cosines: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What P images do in their order, from what `moments.ChunkInputs` says of them.
+    """Admit P images one after another; the reservoir stays as it is.
 
-    Returns the slots, counts and held rows of `moments.Admissions`, and the first image for which each class has two
-    entries, [C].
+    Args:
+        state: The reservoir before the images.
+        strategy: How the leaving entry of a full class is chosen.
+        labels: Predicted classes, `[P]` int64.
+        keys: Reliabilities, `[P]`.
+        sound: Which images may be stored, `[P]` bool.
+        near: `ChunkInputs.near`, `[P, M + P]` float64; None for strategies that do not look at it.
+        cosines: `ChunkInputs.cosines`, `[C, M, M]` float64; None likewise.
+
+    Returns:
+        `slot` `[P]`, `counts` `[P]` and `held` `[P, M]` of `chunk_replay.Admissions`, and for each class the first
+        image that finds two entries in it, `[C]`.
     """
     (C, M), P = state.ids.shape, len(labels)
     slot, entries, held = torch.empty_like(labels), torch.empty_like(labels), labels.new_empty(P, M)
     ready = labels.new_empty(C)
-    _walk[(C,)](
+    _admit[(C,)](
         labels, keys, sound, near, cosines, state.keys, state.ids, state.counts, state.step, slot, entries, held, ready,
         P, C, sys.maxsize, STRATEGY=STRATEGIES[strategy], M=M, SLOTS=max(triton.next_power_of_2(M), 2), num_warps=1,
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Self-attention on packed q, k, v, which in condensing blocks also scores the patches.
+"""Self-attention on packed q, k, v; in condensing blocks it also scores the patches.
 
-One more program per head and image reads the class token's row (and the anchor's), writes it, and ranks the patches
-within the head: scoring costs no launch of its own.
+Parallel over images, heads and tiles of queries, as softmax rows are independent; each program runs over the keys with
+an online softmax. In a condensing block, one extra program per head and image writes the class token's row (and the
+anchor's) as scores and ranks the patches within the head. Scoring thus runs beside the attention, without a launch of
+its own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _ROWS = {"class": 0, "anchor": 1, "both": 2}
 
 @triton.jit
 def _bias(size, n, first_key, N, SLOT: tl.constexpr):
-    """What sizes add to the logits of keys n: their logarithms to those of patches, −∞ where a key is not seen."""
+    """What sizes add to the logits of keys n: a patch's logarithm, and −∞ for a masked key."""
     bias = tl.load(size + n - SLOT - 1, mask=(n > SLOT) & (n < N), other=0.0)
     return tl.where((n < N) & (n >= first_key), bias, float("-inf"))
 
@@ -80,9 +82,10 @@ def _first_rows(
 
 @triton.jit
 def _ranks(scores, ranks, n, ALL: tl.constexpr, PART: tl.constexpr):
-    """The rank of each of n scores (0 = largest; equal ones by position), by counting; read back from memory.
+    """The rank of each of n scores (0 = largest, ties by position), by counting; scores are read back from memory.
 
-    None is negative, so they are in the order of their bits; of equal ones the earlier counts as larger by one.
+    Scores are never negative, so their bit patterns sort like integers. Adding 1 to the bits of an earlier score
+    breaks ties by position.
     """
     i = tl.arange(0, ALL)
     mine = tl.load(scores + i, mask=i < n, other=-1.0).to(tl.int32, bitcast=True)
@@ -136,12 +139,22 @@ def _attention(
 
 
 def blocks(heads: int, N: int) -> tuple[int, int, int]:
-    """Queries and keys per program and its warps, for so many heads in all; measured on an H200."""
+    """Queries per program, keys per step of its loop, and its warps; measured on an H200.
+
+    Args:
+        heads: Heads of all images together.
+        N: Tokens per image.
+    """
     return (32, 128, 4) if heads * triton.cdiv(N, 64) < 256 else (64, 64, 4)
 
 
 def faster(qkv: Tensor, heads: int) -> bool:
-    """Whether `attention` of qkv [B, N, 3·D] beats cuDNN's, whose tiles have 128 rows; measured on an H200."""
+    """Whether `attention` beats cuDNN's, whose tiles have 128 rows; measured on an H200.
+
+    Args:
+        qkv: Packed q, k, v, `[B, N, 3·D]`.
+        heads: Number of heads.
+    """
     B, N, _ = qkv.shape
     return 128 < N <= 192 and qkv.dtype != torch.float32 and blocks(B * heads, N)[0] == 64
 
@@ -151,11 +164,22 @@ def attention(
     ranks: Tensor | None = None, label: Tensor | None = None, rows: QueryRows = "class", anchor_kv: bool = False,
     size: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of qkv [B, N, 3·D] into out [B, N, D]; with `scores` and `ranks` those of the patches, [B, H, n].
+    """Attention, written into `out`. Tokens are the anchor's place if there is one, the class token, then n patches.
 
-    slot: the first token is a place for the anchor, which the others see only in a block that asks for it (anchor_kv)
-    and only where there is one (`label` [B] ≥ 0). The class token comes next, then the n patches. size: the
-    logarithm of how often each patch counts as a key, [B, n] float32.
+    Args:
+        qkv: Packed q, k, v, `[B, N, 3·D]`.
+        out: Where to leave the result, `[B, N, D]`.
+        heads: Number of heads, H.
+        slot: Whether the first token is a place for the anchor.
+        scores: Where to leave the patches' scores, `[B, H, n]` float32; None scores nothing.
+        ranks: Where to leave their ranks within each head, `[B, H, n]` int32; None ranks nothing.
+        label: The anchor's class for each image, −1 for none, `[B]` int32; None where no anchor takes part.
+        rows: The query rows that scores are read from.
+        anchor_kv: Whether the anchor is a key and value of the other tokens, in images that have one.
+        size: Logarithm of how often each patch counts as a key, `[B, n]` float32; None counts each once.
+
+    Returns:
+        `out`.
     """
     B, N, D = out.shape
     queries, keys, warps = blocks(B * heads, N)
@@ -175,9 +199,20 @@ def scores(
     qkv: Tensor, heads: int, ranked: bool = True, slot: bool = False, label: Tensor | None = None,
     rows: QueryRows = "class", anchor_kv: bool = False, size: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """What `attention` would score, alone: scores [B, H, n] and, where asked for, ranks.
+    """Only the scores of `attention`. In large batches this is faster: programs that only attend need fewer registers.
 
-    In large batches this is faster: programs that only attend need much less space then.
+    Args:
+        qkv: Packed q, k, v, `[B, N, 3·D]`.
+        heads: Number of heads, H.
+        ranked: Whether to rank the patches as well.
+        slot: Whether the first token is a place for the anchor.
+        label: The anchor's class for each image, −1 for none, `[B]` int32; None where no anchor takes part.
+        rows: The query rows that scores are read from.
+        anchor_kv: Whether the anchor is a key of the other tokens.
+        size: Logarithm of how often each patch counts as a key, `[B, n]` float32; None counts each once.
+
+    Returns:
+        Scores `[B, H, n]` float32, and ranks within each head `[B, H, n]` int32, or None.
     """
     B, N, D = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     found = torch.empty(B, heads, N - 1 - slot, device=qkv.device)

@@ -1,9 +1,9 @@
-"""Order, keep, merge and prune: what `scoring.token_order` and `condense.coreset` do, on the device.
+"""Order, keep, merge and prune tokens: `scoring.token_order` and `condense.coreset` on the device.
 
-For few images in one launch: programs over tiles of tokens find their places by counting who comes before, and move
-those that are kept. The last one of an image to finish, when the order is complete, finds the coreset centres and
-writes the merged and fused tokens. For many images a launch counts little and counting much: one finds the order of
-each image once, another moves, merges and prunes by it.
+Parallel over images and tiles of tokens. With few images everything is one launch, because launches dominate: each
+program finds its tokens' places by counting the tokens before them and moves those that are kept. The last program of
+an image to finish knows that the order is complete; it finds the coreset centres and writes the merged and fused
+tokens. With many images counting dominates: one launch finds the order of each image, another moves, merges and prunes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lessmore.core.condense.schedule import Stage
 from lessmore.engines.kernels.linear import Sums
 
 PRODUCTS = tl.constexpr(64)
-"""Of so many ambiguous tokens a program can hold all products; of more it finds distances to one centre at a time."""
+"""Up to this many ambiguous tokens, a program holds all their products; beyond, distances to one centre at a time."""
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def _clusters(
         else:
             distance = _distances(x, delta, index, valid, chosen, D, AMBIGUOUS, WIDTH, PART, ADD)
         closer = distance < nearest
-        # A centre stays with itself even beside an equal one.
+        # A centre belongs to its own cluster even if another centre is equal to it.
         cluster = tl.where((closer & free) | (a == chosen), c, cluster)
         nearest = tl.where(closer, distance, nearest)
         free = free & (a != chosen)
@@ -201,7 +201,7 @@ def _keep(
     x, delta, size, y, sums, stride_s, carried, row, place, stays, D,
     LEAD: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Those rows that stay into their places in y, with their sums and sizes."""
+    """Copy the kept rows to their places in y, with their sums and sizes."""
     d = tl.arange(0, WIDTH)
     rows = _load(x, delta, row, d, stays, D, ADD)
     tl.store(y + place[:, None] * D + d[None, :], rows, mask=stays[:, None] & (d < D)[None, :])
@@ -220,7 +220,7 @@ def _move(
     LEAD: tl.constexpr, SIZES: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of tile t, the leading tokens counted: their places in the order, and those that are kept into y."""
+    """Find the places of the rows of tile t, leading tokens included, and copy the kept ones into y."""
     row = t * TILE + tl.arange(0, TILE)
     i = tl.maximum(row - LEAD, 0)
     place = tl.where(row < LEAD, row, LEAD + _position(scores, ranks, i, n, HEADS, RANK, ALL, 128))
@@ -237,7 +237,7 @@ def _rest(
     SIZES: tl.constexpr, HEADS: tl.constexpr, AMBIGUOUS: tl.constexpr, PRUNED: tl.constexpr, LENGTH: tl.constexpr,
     ADD: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of the tokens that are not kept, once the order is complete."""
+    """Merge and prune the tokens that are not kept; needs the complete order."""
     if CENTRES > 0:
         _merge(x + LEAD * D, delta + LEAD * D, size, y + LEAD * D, sums + LEAD, stride_s, carried, order, target,
                keep, ambiguous, D, CENTRES, INVERSE, SIZES, AMBIGUOUS, LENGTH, min(128, 8192 // AMBIGUOUS), ADD,
@@ -299,11 +299,11 @@ def _find_order(
 
 
 MANY = 8
-"""Images from which on an order is found apart."""
+"""From this many images on, the order is found in a launch of its own."""
 
 
 def distance_tiles(B: int) -> tuple[int, int]:
-    """Tokens per program and its warps, for so many images; measured on an H200."""
+    """Tokens per program and its warps for B images; measured on an H200."""
     return (8, 4) if B >= MANY else (4, 4)
 
 
@@ -312,13 +312,25 @@ def fused_condense(
     ticket: Tensor, stage: Stage, config: Condensation, delta: Tensor | None = None, size: Tensor | None = None,
     carried: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Tokens x (+ delta) [B, lead + n, D] → y [B, lead + out, D] and the sums of its rows, [2, B·(lead + out), 1].
+    """Condense the n patches of every image; the `lead` tokens before them (anchor's place, class token) are copied.
 
-    Also writes order [B, n] int32 and target [B, n] int64. scores: attention per head [B, H, n] float32. ranks: within
-    each head, [B, H, n] int32; None where the score is the head mean. The `lead` tokens before the patches (class
-    token, anchor's place) are copied. ticket: [B] int32, zero before and after. delta: images may be strided.
-    size: the logarithm of how many patches each token stands for, [B, n] float32; None where all stand for themselves.
-    carried: where given, the same of the tokens that leave, [B, out].
+    Args:
+        x: Tokens, `[B, lead + n, D]`.
+        y: Where to leave the result, `[B, lead + out, D]`.
+        sums: Where to leave the sums of its rows, `[2, B·(lead + out), 1]`.
+        scores: Attention per head, `[B, H, n]` float32.
+        ranks: Ranks within each head, `[B, H, n]` int32; None scores by the head mean.
+        order: Where to leave the patches from most to least important, `[B, n]` int32.
+        target: Where to leave the place each patch goes to, −1 if it is dropped, `[B, n]` int64.
+        ticket: Work space, `[B]` int32, zero before and after.
+        stage: How many tokens are kept, merged and pruned.
+        config: How they are merged and pruned.
+        delta: Added to x, of its shape; images may be strided. None adds nothing.
+        size: Logarithm of the number of patches each token stands for, `[B, n]` float32; None if each is one.
+        carried: Where to leave the same for the remaining tokens, `[B, out]`; None does not track it.
+
+    Returns:
+        `y`.
     """
     B, heads, n = scores.shape
     nothing = x

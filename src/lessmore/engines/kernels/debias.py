@@ -1,8 +1,8 @@
 """Debiasing for a chunk of images: `core.debias.observe`, image after image, in one launch.
 
-Images depend on one another, so nothing is parallel over images. One program keeps everything that is remembered in
-registers; its threads share the classes and the features, and an image costs a few reductions over the classes. The
-mean logits that the program starts from are one small matrix product before the launch.
+Every image depends on the one before it, so the only parallelism is within an image. One program keeps the whole
+stream mean in registers; its threads share the classes and the feature's dimensions, and an image costs a few
+reductions over the classes. The mean logits it starts from are one small matrix product before the launch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lessmore.engines.packed_mean import PackedMean
 
 @triton.jit
 def _store(to, values, stride, c, here):
-    """Values one after the other, each `stride` further on."""
+    """Store values one after another, `stride` apart."""
     for k in tl.static_range(len(values)):
         tl.store(to + k * stride + c, values[k], mask=here)
 
@@ -84,10 +84,10 @@ def _scan(
     following = tl.load(logits + c, mask=here, other=0)
     for i in range(P):
         answer = following
-        # The next row is on its way while this one is worked on.
+        # Load the next row while this one is computed.
         following = tl.load(logits + tl.minimum(i + 1, P - 1) * C + c, mask=here, other=0)
         level = tl.sum(answer, axis=0) / C
-        # Zero times a value that is not finite is not a number, and one such value makes the sum so.
+        # 0 · NaN and 0 · ∞ are NaN, so one value that is not finite makes the whole sum NaN.
         if (i < n) & (level * 0 == 0):
             feature = tl.load(images_features + i * E + e, mask=there, other=0).to(feature_sum.dtype)
             z = tl.where(here, answer - level, 0)
@@ -100,7 +100,7 @@ def _scan(
             shares = counts / tl.maximum(tl.sum(counts, axis=0), 1e-9)
             frequent = tops / tl.maximum(tl.sum(tops, axis=0), 1e-9)
             rest, drift = z - before, recent - before
-            # What stands out most from this mean also does from the next.
+            # The class that stands out most from the mean before the image also does from the mean after it.
             high, top = tl.max(tl.where(here, rest, float("-inf")), axis=0, return_indices=True)
             low = tl.min(tl.where(here, rest, float("inf")), axis=0)
             rise += again * (high + low)

@@ -1,4 +1,9 @@
-"""Small kernels on rows: patches out of pixels, LayerNorm, activation, and from pooled rows to logits."""
+"""Small kernels on rows: patches from pixels, embedding, LayerNorm, activation, and logits from pooled rows.
+
+Rows are independent, so programs are parallel over rows (for logits also over tiles of classes) and hold a whole row in
+registers. Each kernel joins operations between two matrix products, which would otherwise be several launches and
+several trips of the same row through memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,16 @@ def _unfold(pixels, y, side, grid, P: tl.constexpr, AREA: tl.constexpr, LENGTH: 
 
 
 def unfold(pixels: Tensor, y: Tensor, patch: int) -> Tensor:
-    """Images [B, 3, S, S] → patches [B·n, 3·patch²] in the order of a convolution's weight."""
+    """Cut images into patches, with values in the order of a convolution's weight.
+
+    Args:
+        pixels: Images, `[B, 3, S, S]`.
+        y: Where to leave the patches, `[B·n, 3·patch²]`.
+        patch: Side of a patch.
+
+    Returns:
+        `y`.
+    """
     B, _, side, _ = pixels.shape
     grid = side // patch
     area = triton.next_power_of_2(patch * patch)
@@ -65,9 +79,19 @@ def _embed(
 def embed(
     patches: Tensor, class_embed: Tensor | None, positions: Tensor, norm: nn.Module, y: Tensor, sums: Sums
 ) -> Tensor:
-    """Embedded patches [B·n, D] → tokens y [B, slot + N, D]: class token first, positions added, the first LayerNorm.
+    """Tokens from embedded patches: class token in front, positions added, the first LayerNorm applied.
 
-    An anchor's place (slot) before them, where y has one, is filled with something finite. sums: [2, rows, 1].
+    Args:
+        patches: Embedded patches, `[B·n, D]`.
+        class_embed: The class token, `[D]`; None if the tower has none.
+        positions: Positions, `[N, D]`.
+        norm: The LayerNorm before the first block; any other module is no norm.
+        y: Where to leave the tokens, `[B, N, D]`, or `[B, 1 + N, D]` with the anchor's place in front, which is
+            filled with finite values.
+        sums: Where to leave the sums of the rows, `[2, rows, 1]`.
+
+    Returns:
+        `y`.
     """
     B, total, D = y.shape
     layer = norm if isinstance(norm, nn.LayerNorm) else None
@@ -111,9 +135,16 @@ def _add_norm(
 
 
 def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm, lead: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x + delta and its LayerNorm, all [..., D] contiguous; x itself stays as it is.
+    """A residual sum and its LayerNorm; all tensors are contiguous.
 
-    lead [B, 1, D]: normalised as well, before the rows of each image, so that x [B, N, D] gives [B, 1 + N, D].
+    Args:
+        x: The residual stream, `[..., D]`; it stays as it is.
+        delta: What to add, of the same shape; None adds nothing.
+        norm: The LayerNorm.
+        lead: A row per image, `[B, 1, D]`, that is normalised as well and put before the image's rows.
+
+    Returns:
+        x + delta, and its norm: of the same shape, or `[B, 1 + N, D]` with `lead`.
     """
     D = x.shape[-1]
     y = torch.empty_like(x) if lead is None else x.new_empty(len(x), 1 + x.shape[1], D)
@@ -134,7 +165,15 @@ def _activation(x, size, CODE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def activation(x: Tensor, name: str) -> Tensor:
-    """The activation in place; x contiguous."""
+    """Apply an activation in place.
+
+    Args:
+        x: A contiguous tensor.
+        name: A key of `CODES`.
+
+    Returns:
+        `x`.
+    """
     block = 4096
     _activation[(triton.cdiv(x.numel(), block),)](x, x.numel(), CODE=CODES[name], BLOCK=block, num_warps=4)
     return x
@@ -157,7 +196,18 @@ def _logits(
 
 
 def logits(pooled: Tensor, text: Tensor, scale: float, feature: Tensor, out: Tensor) -> Tensor:
-    """Pooled rows [B, E] → feature [B, E] (normalised) and zero-shot logits out [B, C], with text [C, E]; float32."""
+    """Normalise pooled features and compare them with the class embeddings.
+
+    Args:
+        pooled: Pooled features, `[B, E]`.
+        text: Class embeddings, `[C, E]`.
+        scale: The logits' scale.
+        feature: Where to leave the normalised features, `[B, E]` float32.
+        out: Where to leave the zero-shot logits, `[B, C]` float32.
+
+    Returns:
+        `out`.
+    """
     B, C = out.shape
     E = pooled.shape[1]
     block = 8

@@ -1,8 +1,9 @@
-"""A linear layer with all that surrounds it in a block: LayerNorm before, activation and residual after, in one launch.
+"""A linear layer with everything around it in a block: LayerNorm before, activation and residual after, in one launch.
 
-A small GPU batch is bound by the number of launches. LayerNorm is folded in by algebra: with W' = W·diag(γ),
-LN(x) W = r (x W' − m s) + β W, where m and r are the row's mean and inverse deviation, and s is the row sum of W'.
-Whatever writes a row that will be normalised also writes its `Sums`, so that nobody reads the row twice.
+Parallel over tiles of rows and columns of the product; tiles are small, so that even one image fills the device. With
+small batches the number of launches is the limit, hence the fusion. LayerNorm is folded in by algebra: with
+W' = W·diag(γ), LN(x) W = r (x W' − m s) + β W, where m and r are the row's mean and inverse deviation, and s is the row
+sum of W'. A kernel that writes a row to be normalised also writes its `Sums`, so that the row is read only once.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import triton.language as tl
 from torch import Tensor, nn
 
 PREFETCH = not triton.knobs.runtime.interpret
-"""Ask for the next weights ahead; without a GPU there is no cache to fill."""
+"""Whether to prefetch the next weights; interpreted, there is no cache to fill."""
 CODES = {"none": 0, "quick_gelu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 
 
 Sums = Tensor
-"""Sum and sum of squares of each row of a tensor [rows, D], in parts that are to be added: [2, rows, parts] float32."""
+"""Sum and sum of squares of each row of a tensor [rows, D], in parts that the reader adds: [2, rows, parts] float32."""
 
 
 class Packed(NamedTuple):
@@ -37,7 +38,13 @@ class Packed(NamedTuple):
 
 
 def pack_weights(linear: nn.Linear, norm: nn.Module | None = None, scale: Tensor | None = None) -> Packed:
-    """Fold a LayerNorm before and a LayerScale after a linear layer into its weights."""
+    """Fold a LayerNorm before and a LayerScale after a linear layer into its weights, computed in float64.
+
+    Args:
+        linear: The layer, K → N.
+        norm: The LayerNorm before it; None or any other module is no norm.
+        scale: The LayerScale after it, `[N]`; None is no scale.
+    """
     weight = linear.weight.detach().double()
     bias = torch.zeros_like(weight[:, 0]) if linear.bias is None else linear.bias.detach().double()
     if scale is not None:
@@ -52,7 +59,12 @@ def pack_weights(linear: nn.Linear, norm: nn.Module | None = None, scale: Tensor
 
 @triton.jit
 def activate(x, CODE: tl.constexpr):
-    """The activation of `CODES`, elementwise in float32."""
+    """An activation, elementwise.
+
+    Args:
+        x: Values in float32.
+        CODE: A value of `CODES`.
+    """
     if CODE == 1:
         x = x * tl.sigmoid(1.702 * x)
     if CODE == 2:
@@ -67,7 +79,7 @@ def activate(x, CODE: tl.constexpr):
 
 @triton.jit
 def _fetch(ahead, lines, LINES: tl.constexpr):
-    """Ask for the cache lines that the next launch will read, so that it finds them in L2."""
+    """Prefetch the cache lines that the next launch will read into L2."""
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     i = program * LINES + tl.arange(0, LINES)
     address = tl.where(i < lines, ahead.to(tl.int64) + i.to(tl.int64) * 128, ahead.to(tl.int64))
@@ -116,7 +128,7 @@ def _linear(
 
 
 class Tiles(NamedTuple):
-    """How a product is cut up."""
+    """How a product is tiled."""
 
     rows: int
     cols: int
@@ -126,7 +138,13 @@ class Tiles(NamedTuple):
 
 
 def product_tiles(rows: int, N: int, K: int) -> Tiles:
-    """Tiles that keep all multiprocessors busy with few rows; measured on an H200."""
+    """Tiles that keep all multiprocessors busy with few rows; measured on an H200.
+
+    Args:
+        rows: Rows of the result.
+        N: Columns of the result.
+        K: Length of the products.
+    """
     if rows <= 16:
         return Tiles(16, 32, 128, 4, 4)
     if N >= 1536:
@@ -135,7 +153,13 @@ def product_tiles(rows: int, N: int, K: int) -> Tiles:
 
 
 def parts(rows: int, N: int, K: int) -> int:
-    """Parts of the `Sums` that `linear` emits."""
+    """Number of parts in the `Sums` that `linear` emits.
+
+    Args:
+        rows: Rows of the result.
+        N: Columns of the result.
+        K: Length of the products.
+    """
     return triton.cdiv(N, product_tiles(rows, N, K).cols)
 
 
@@ -143,9 +167,21 @@ def linear(
     x: Tensor, packed: Packed, y: Tensor, activation: str = "none", residual: Tensor | None = None,
     sums: Sums | None = None, emit: Sums | None = None, ahead: Packed | None = None, cut: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """y = act(norm(x) Wᵀ + b) + residual, written into y; x [rows, K], y and residual [rows, N], rows may be strided.
+    """y = act(norm(x) Wᵀ + b) + residual; the rows of x, y and residual may be strided.
 
-    sums: those of x, where there is a norm. emit: where to write those of y. ahead: weights to bring into the L2 cache.
+    Args:
+        x: Input, `[rows, K]`.
+        packed: Weights of norm and linear layer.
+        y: Where to leave the result, `[rows, N]`.
+        activation: A key of `CODES`.
+        residual: Added to the result, `[rows, N]`; None adds nothing.
+        sums: Sums of the rows of x; needed if there is a norm.
+        emit: Where to leave the sums of the rows of y; None computes none.
+        ahead: Weights of the next product, to prefetch into the L2 cache.
+        cut: How to tile the product; None takes `product_tiles`.
+
+    Returns:
+        `y`.
     """
     rows, K = x.shape
     N = len(packed.weight)

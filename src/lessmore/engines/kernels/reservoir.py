@@ -1,8 +1,9 @@
-"""The reservoir on the device: the nearest class anchor, affinities to all entries, and one sample's whole effect.
+"""The reservoir on the device: affinities with all entries, and everything one sample does to it.
 
-At batch one a step costs launches, not arithmetic. `fused_settle` does in two launches what `reservoir.propose`,
-`reservoir.store_` and `correction` do in about sixty. Affinities are parallel over entries, the class search over
-classes, storing over layers; the decision itself is one program.
+With one image at a time a step costs launches, not arithmetic. `fused_settle` does in two launches what
+`reservoir.propose`, `reservoir.store_` and `correction` do in about sixty. Affinities are parallel over entries,
+because reading the entries is the work. The decision who leaves is one program, because it concerns one class only;
+storing is parallel over layers, beside one program that corrects the answer.
 """
 
 from __future__ import annotations
@@ -16,90 +17,8 @@ from torch import Tensor
 
 from lessmore.config import Adaptation
 from lessmore.core.reservoir import Reservoir
-from lessmore.engines.kernels.linear import Sums
 
 STRATEGIES = {"fifo": 0, "uncertainty": 1, "similarity": 2, "diversity": 3}
-
-
-@triton.jit
-def _usable(counts, c, C, ALL: tl.constexpr):
-    """Which classes c may serve as anchors; ALL > 0: none before each of the C classes (ALL ≥ C) has two entries."""
-    if ALL > 0:
-        i = tl.arange(0, ALL)
-        least = tl.min(tl.load(counts + i, mask=i < C, other=2), axis=0)
-        return (c < C) & (least >= 2)
-    return (c < C) & (tl.load(counts + c, mask=c < C, other=0) >= 1)
-
-
-@triton.jit
-def _nearest(
-    x, sums, means, counts, cosines, labels, label, ticket, C, D, stride_x, stride_c, stride_s, parts_s,
-    SUMS: tl.constexpr, ALL: tl.constexpr, CLASSES: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    t, b = tl.program_id(0), tl.program_id(1)
-    x += b * stride_x
-    d = tl.arange(0, WIDTH)
-    c = t * CLASSES + tl.arange(0, CLASSES)
-    token = tl.load(x + D + d, mask=d < D, other=0).to(tl.float32)
-    rows = tl.load(means + c[:, None] * stride_c + d[None, :], mask=(c < C)[:, None] & (d < D)[None, :], other=0)
-    rows = rows.to(tl.float32)
-    dots = tl.sum(rows * token[None, :], axis=1)
-    norms = tl.sqrt(tl.sum(rows * rows, axis=1)) * tl.sqrt(tl.sum(token * token, axis=0))
-    cosine = dots / tl.maximum(norms, 1e-24)
-    cosine = tl.where(_usable(counts, c, C, ALL) & (cosine == cosine), cosine, float("-inf"))
-    best = tl.argmax(cosine, axis=0)
-    parts = tl.num_programs(0)
-    tl.store(cosines + b * parts + t, tl.max(cosine, axis=0))
-    tl.store(labels + b * parts + t, t * CLASSES + best)
-    tl.debug_barrier()
-    # The program that finishes last decides among all parts and puts the anchor into its place.
-    if tl.atomic_add(ticket + b, 1, sem="acq_rel") == parts - 1:
-        i = tl.arange(0, PARTS)
-        values = tl.load(cosines + b * parts + i, mask=i < parts, other=float("-inf"), volatile=True)
-        winner = tl.argmax(values, axis=0)
-        found = tl.max(values, axis=0) > float("-inf")
-        chosen = tl.load(labels + b * parts + winner, volatile=True)
-        tl.store(label + b, tl.where(found, chosen, -1))
-        row = tl.load(means + chosen * stride_c + d, mask=d < D, other=0)
-        tl.store(x + d, row.to(x.dtype.element_ty), mask=d < D)
-        value = row.to(x.dtype.element_ty).to(tl.float32)
-        j = tl.arange(0, SUMS)
-        tl.store(sums + j, tl.where(j == 0, tl.sum(value, axis=0), 0.0), mask=j < parts_s)
-        tl.store(sums + stride_s + j, tl.where(j == 0, tl.sum(value * value, axis=0), 0.0), mask=j < parts_s)
-        tl.store(ticket + b, 0)
-
-
-class Search(NamedTuple):
-    """Work space of `nearest` for B images and C classes."""
-
-    cosines: Tensor
-    labels: Tensor
-    ticket: Tensor
-
-    @classmethod
-    def of(cls, B: int, C: int, device: torch.device) -> Search:
-        """New work space; the tickets start at, and return to, zero."""
-        parts = triton.cdiv(C, 8)
-        labels = torch.zeros(B, parts, dtype=torch.int32, device=device)
-        return cls(torch.zeros(B, parts, device=device), labels, torch.zeros(B, dtype=torch.int32, device=device))
-
-
-def fused_nearest(
-    x: Tensor, sums: Sums, state: Reservoir, layer: int, everyone: bool, label: Tensor, space: Search
-) -> Tensor:
-    """The class anchor nearest to the summary token x[:, 1] → its class in label [1], its mean in x[:, 0].
-
-    x: [1, 1 + N, D], sums: its rows'. −1 where no class is ready; then x[:, 0] is some finite row nobody looks at.
-    """
-    C, _, D = state.means.shape
-    parts = space.cosines.shape[1]
-    _nearest[(parts, len(x))](
-        x, sums, state.means[:, layer], state.counts, space.cosines, space.labels, label, space.ticket, C, D,
-        x.stride(0), state.means.stride(0), sums.stride(0), sums.shape[2], SUMS=triton.next_power_of_2(sums.shape[2]),
-        ALL=triton.next_power_of_2(C) if everyone else 0, CLASSES=8,
-        PARTS=triton.next_power_of_2(parts), WIDTH=triton.next_power_of_2(D), num_warps=4,
-    )  # fmt: skip
-    return label
 
 
 @triton.jit
@@ -149,7 +68,12 @@ def _affinity(
 
 
 def own_sums(tokens: Tensor, token_mean: Tensor) -> Tensor:
-    """v·v, v·m and m·m by layer, `[..., 3, L]`; v: tokens `[..., L, D]`, m: their stream's token mean `[..., L, D]`."""
+    """v·v, v·m and m·m for each layer, `[..., 3, L]`.
+
+    Args:
+        tokens: Summary tokens v, `[..., L, D]`.
+        token_mean: The token mean m of their stream, `[..., L, D]`.
+    """
     wide = tokens.to(token_mean.dtype)
     return torch.stack(
         [(wide * wide).sum(dim=-1), (wide * token_mean).sum(dim=-1), token_mean.square().sum(dim=-1)], dim=-2
@@ -162,16 +86,16 @@ def fused_affinities(
 ) -> Tensor:  # fmt: skip
     """`correction.affinities` between a sample and the entries, written into `out`.
 
-    An empty slot is zero and has a finite affinity, so nothing has to be known of the slots before they are read. Every
-    tensor but the weights may have S streams in front.
+    An empty slot holds zeros and so has a finite affinity; which slots are in use need not be known. Every tensor
+    except the weights may have S streams in front.
 
     Args:
         tokens: Summary tokens, `[L, D]`; rows may be strided.
         weights: Layer weights, `[L]`.
         anchors: Entries, `[C, M, L, D]`.
         out: `[C, M]`.
-        token_mean: The token mean to remove, `[L, D]`, or None.
-        sums: `own_sums` of tokens and token mean, `[3, L]`; goes with `token_mean`.
+        token_mean: The token mean to remove, `[L, D]`; None removes nothing.
+        sums: `own_sums` of tokens and token mean, `[3, L]`; needed with `token_mean`.
 
     Returns:
         `out`.
@@ -204,7 +128,7 @@ def _propose(
 ):  # fmt: skip
     c = tl.arange(0, CLASSES)
     z = tl.load(logits + c, mask=c < C, other=float("-inf"))
-    some = tl.where(z == z, z, float("-inf"))  # the search for a maximum must not meet what is not a number
+    some = tl.where(z == z, z, float("-inf"))  # a NaN would spoil the search for the maximum
     top = tl.max(some, axis=0)
     index = tl.argmax(some, axis=0)
     p = tl.exp(z - top)
@@ -214,7 +138,7 @@ def _propose(
         terms = tl.where(c == index, terms, 0.0)
     reliability = tl.sum(terms, axis=0)
     e = tl.arange(0, EMBED)
-    # Zero times a value that is not finite is not a number, and stays so in a sum.
+    # 0 · NaN and 0 · ∞ are NaN, so one value that is not finite makes the whole sum NaN.
     sound = tl.sum(tl.load(feature + e, mask=e < E, other=0) * 0.0, axis=0) + tl.sum(tl.where(c < C, z * 0.0, 0.0), 0)
     # Tokens of the newcomer and of the M entries of its class, summed over layers.
     m = tl.arange(0, SLOTS)
@@ -338,12 +262,12 @@ def _finish(
 
 
 class StepBuffers(NamedTuple):
-    """Where `fused_settle` leaves what it found out about a sample."""
+    """Where `fused_settle` leaves its results."""
 
     label: Tensor
     """[] int32"""
     slot: Tensor
-    """[] int32; −1 where the sample was not stored."""
+    """[] int32; −1 if the sample was not stored."""
     key: Tensor
     """[] float32"""
     affinity: Tensor
@@ -355,7 +279,13 @@ class StepBuffers(NamedTuple):
 
     @classmethod
     def of(cls, C: int, M: int, device: torch.device) -> StepBuffers:
-        """New buffers."""
+        """New buffers.
+
+        Args:
+            C: Number of classes.
+            M: Slots per class.
+            device: Where to put them.
+        """
         whole = torch.zeros(2, dtype=torch.int32, device=device)
         key, affinity = torch.zeros((), device=device), torch.zeros(C, M, device=device)
         return cls(whole[0], whole[1], key, affinity, torch.zeros(C, device=device), torch.zeros(C, device=device))
@@ -371,11 +301,11 @@ def fused_settle(
         logits: Zero-shot logits, `[C]` float32.
         debiased: The logits that label, reliability and correction are taken from, `[C]` float32.
         tokens: Summary tokens, `[L, D]`; rows may be strided.
-        feature: Image feature, `[E]` float32; only its finiteness is looked at.
+        feature: Image feature, `[E]` float32; only checked for being finite.
         state: The reservoir.
         config: The adaptation.
         sample: Where to leave the results; `sample.affinity` is an input.
-        trust: `debias.trust`, `[1, C]`, or None where debiasing is off.
+        trust: `debias.trust`, `[1, C]`; None if debiasing is off.
 
     Returns:
         `sample`.

@@ -1,7 +1,7 @@
 """The token mean after each image of a chunk: `core.token_mean.updated_mean` in one launch.
 
-Layers are independent, so each has a program of its own; images depend on one another, so a program goes through them
-in order. The products that the correction needs of tokens and mean fall out on the way and are stored as well.
+Layers are independent, so there is one program per layer; images are not, so it goes through them in order. The
+products of tokens and mean that the correction needs are computed on the way and stored as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _follow(
     for i in range(P):
         token = tl.load(tokens + i * stride_p + layer * stride_l + d, mask=here, other=0).to(wide)
         feature = tl.load(features + i * E + e, mask=e < E, other=0).to(wide)
-        # Zero times a value that is not finite is not a number, and stays so in a sum.
+        # 0 · NaN and 0 · ∞ are NaN, so one value that is not finite makes the whole sum NaN.
         sound = (tl.sum(token * 0, axis=0) + tl.sum(feature * 0, axis=0) == 0) & (i < real)
         square = tl.sum(token * token, axis=0)
         unit = token / tl.maximum(tl.sqrt(square), 1e-12)
@@ -43,13 +43,13 @@ def _follow(
 def follow(
     tokens: Tensor, features: Tensor, images: Tensor, step: Tensor, mean: Tensor, out: Tensor, sums: Tensor
 ) -> Tensor:
-    """Follow the token mean over P images.
+    """Update the token mean with P images in order.
 
     Args:
         tokens: Summary tokens, `[P, L, D]`, strided in P and L.
-        features: Features, `[P, E]`; only their finiteness is looked at.
+        features: Features, `[P, E]`; only checked for being finite.
         images: How many of the images are real, `[]`. The others, and those with a value that is not finite, leave the
-            mean where it is.
+            mean as it is.
         step: Samples before the first, `[]`.
         mean: The token mean before the images, `[L, D]`.
         out: Where to leave the mean after each image, `[P, L, D]`; for one image it may be `mean` itself.
