@@ -17,6 +17,7 @@ ROOMS: tuple[str, ...] = (
     "assets",
     "cli",
     "config.py",
+    "core",
     "data",
     "engines",
     "errors.py",

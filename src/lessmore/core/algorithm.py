@@ -1,17 +1,17 @@
-"""One version per kind of result. It is raised whenever the same input comes to give another result.
+"""One version per kind of result. Raise it whenever the same input gives another result than before.
 
-Every cache key, run key and state file holds the versions it depends on, so that a result of an older version can be
-missed but never mistaken for one of this. A test of golden answers fails when results change and the version does not.
+Every cache key, run key and state file holds the versions it depends on. So an older result may be recomputed, but is
+never mistaken for a current one. A test of golden answers fails if results change and the version does not.
 """
 
 from __future__ import annotations
 
 ENCODING = 1
-"""Of what the vision tower and the reducers make of pixels."""
+"""From pixels to an encoding: vision tower and reducers."""
 CLASS_EMBEDDING = 1
-"""Of what the text tower and the prompt ensemble make of a class list."""
+"""From a class list to its embeddings: text tower and prompt ensemble."""
 ANSWER = 1
-"""Of everything from an encoding to an answer: debiasing, reservoir, correction, and every other method."""
+"""From an encoding to an answer: debiasing, reservoir, correction, and every other method."""
 
 
 def algorithm() -> dict[str, int]:

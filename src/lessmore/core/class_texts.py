@@ -25,7 +25,7 @@ def class_logits(feature: Tensor, text: Tensor, scale: float) -> Tensor:
 
 
 class ClassTexts(NamedTuple):
-    """Class embeddings and what debiasing needs to know of them."""
+    """Class embeddings, and what debiasing needs to know about them."""
 
     text: Tensor
     """L2-normalised class embeddings in float32 or better, `[C, E]`."""
@@ -36,7 +36,12 @@ class ClassTexts(NamedTuple):
 
     @classmethod
     def of(cls, text: Tensor, scale: float) -> ClassTexts:
-        """Prepare class embeddings `[C, E]` of any floating-point type."""
+        """Prepare class embeddings.
+
+        Args:
+            text: L2-normalised class embeddings of any floating-point type, `[C, E]`.
+            scale: Scale of the logits.
+        """
         wide = text.to(torch.promote_types(text.dtype, torch.float32))
         return cls(wide, scale, wide @ wide.mean(dim=0))
 

@@ -53,7 +53,7 @@ def affinities(tokens: Tensor, stored: Tensor, weights: Tensor, token_mean: Tens
 
 
 def votes(ids: Tensor, own: Tensor, config: Adaptation) -> Tensor:
-    """Which entries vote on a sample, `[..., C, M]` bool: those there are, less its own where `exclude_own` says so.
+    """Which entries vote on a sample, `[..., C, M]` bool: all of them, except its own if `exclude_own` is set.
 
     Args:
         ids: Sample numbers of the entries, `[..., C, M]`; −1 marks an empty slot.
@@ -65,7 +65,7 @@ def votes(ids: Tensor, own: Tensor, config: Adaptation) -> Tensor:
 
 
 def class_scores(affinity: Tensor, counted: Tensor, config: Adaptation) -> Tensor:
-    """p^token: what the entries of each class say of a sample; 0 for a class that has none.
+    """p^token: the score of each class by its entries; 0 for a class without any.
 
     Args:
         affinity: Affinities with the entries, `[..., C, M]`.
@@ -98,10 +98,17 @@ def correct(logits: Tensor, scores: Tensor, config: Adaptation, trust: Tensor | 
 
 
 def probabilities(corrected: Tensor, domain: Domain) -> Tensor:
-    """Corrected scores `[..., C]` as a distribution over the classes, in the same order.
+    """Corrected scores as a distribution over the classes, in the same order.
 
-    Logits go through softmax. Corrected probabilities may be negative and need not sum to one: they are shifted up to
-    zero where negative and divided by their sum.
+    Logits go through softmax. Corrected probabilities may be negative and need not sum to one: if any is negative, all
+    are raised until the lowest is zero; then they are divided by their sum.
+
+    Args:
+        corrected: Corrected scores, `[..., C]`.
+        domain: Whether they are logits or probabilities.
+
+    Returns:
+        `[..., C]`.
     """
     if domain == "logits":
         return corrected.softmax(dim=-1)

@@ -2,15 +2,15 @@
 
 Two accountings, both in multiply-accumulates (MACs; the paper's "GFLOPs" are GMACs):
 
-`paper` follows the tool behind the paper's tables: convolutions, linear layers, the two attention products and five per
-element for a LayerNorm; an anchor counts as one more token of its block; of scoring, merging and correction nothing
-counts but the products of ToMe's matching, and in the table's variant of it a first LayerNorm counts three times, since
-the code behind the table runs it three times.
-`matmul` counts every matrix product this package really runs for the image, and nothing else, so that it can be held
-against torch's own counter.
+`paper` follows the tool used for the paper's tables. It counts convolutions, linear layers, the two attention products,
+and five per element of a LayerNorm. An anchor counts as one more token of its block. Of scoring, merging and correction
+it counts only the products of ToMe's matching. In the table's variant of ToMe the first LayerNorm counts three times,
+because the code used for the table runs it three times.
+`matmul` counts every matrix product this package runs for the image, and nothing else, so that it can be compared with
+torch's own counter.
 
-ATS keeps as many tokens as an image asks for: its schedule is a bound, and so is its cost; what an image really took
-is in its steps, and `plan` counts that.
+ATS keeps as many tokens as an image needs. Its schedule is an upper bound, and so is its cost. The steps of an image
+say what it really took; pass them as `plan` to count that.
 """
 
 from __future__ import annotations
@@ -81,9 +81,16 @@ def costs(
 ) -> Costs:
     """The cost of one image.
 
-    adaptation: None for zero-shot. anchored: whether the reservoir has an anchor to offer (it has, after the first
-    images). text, prompts: the text tower and the number of prompts embedded for the class list. plan: what the blocks
-    did with the tokens, if not what the condensation foresees; see `taken`.
+    Args:
+        vision: Shape of the vision tower.
+        condensation: How tokens are condensed.
+        adaptation: The correction that follows; None for zero-shot.
+        classes: Number of classes.
+        text: Shape of the text tower; None leaves the prompts out.
+        prompts: Number of prompts embedded for the class list.
+        accounting: What is counted.
+        anchored: Whether the reservoir has an anchor to offer; after the first images it has.
+        plan: The schedule of an image as it was, from `taken_steps`; None takes the condensation's.
     """
     plan = plan or schedule(vision.patches, vision.blocks.depth, condensation)
     anchored = anchored and adaptation is not None and condensation.uses_anchor
@@ -110,7 +117,12 @@ def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]
 
 
 def taken_steps(steps: list[Step], depth: int) -> Schedule:
-    """The schedule of one image as it went, from its steps."""
+    """The schedule of one image as it was, from its steps.
+
+    Args:
+        steps: The steps of one image.
+        depth: Number of blocks.
+    """
     stages = {step.block: step.stage for step in steps}
     return tuple(stages.get(i) for i in range(depth))
 

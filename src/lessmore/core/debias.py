@@ -52,7 +52,7 @@ RECENT, SLACK, ALARM, PAST = 16.0, 0.5, 10.0, 1000.0
 """The change detector: images that show a change; evidence per effective image that chance may add; evidence that
 raises the alarm; images that define what is usual."""
 HALF, GROWN = 0.5, 20.0
-"""Images of a class, and effective images of the stream, at which stored entries count half."""
+"""Images of a class, and effective images of the stream, at which stored entries have half their weight."""
 PRIOR_WEIGHT = {"careful": 1.0, "bold": 0.25}
 """Weight of the doubt about few classes, by what the caller knows of the stream."""
 
@@ -100,7 +100,14 @@ class StreamMean(NamedTuple):
 
 
 def empty_stream_mean(E: int, C: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> StreamMean:
-    """A stream mean that has seen nothing, for features of length E and C classes."""
+    """A stream mean that has seen nothing.
+
+    Args:
+        E: Length of a feature.
+        C: Number of classes.
+        device: Where to put it.
+        dtype: float32 or wider.
+    """
     shapes = {"feature_sum": (E,), "recent_feature": (E,)}
     shapes |= dict.fromkeys(("answer_counts", "standout_counts", "last_answer"), (C,))
     return StreamMean(*(torch.zeros(shapes.get(f, ()), dtype=dtype, device=device) for f in StreamMean._fields))

@@ -1,9 +1,9 @@
 """The one loop: attend → score → condense → MLP, block by block.
 
-Towers with a class token run every block in the fused attention kernel; scores need only the class token's row (and the
-anchor's), computed from q and k that are there already. Towers without one (SigLIP) have no such row: the summary of a
-block is the mean of its tokens, and a token's score is the attention it receives, averaged over all queries, for which
-the condensing blocks compute their attention explicitly.
+Towers with a class token run every block in the fused attention kernel. Scores need only the class token's row (and the
+anchor's), computed from the same q and k. Towers without one (SigLIP) have no such row: the summary of a block is the
+mean of its tokens, and a token's score is the attention it receives, averaged over all queries. For that their
+condensing blocks compute the attention map explicitly.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ PLAIN = Condensation(R=1.0)
 
 
 _PAIR = {"matching": merge_pairs, "fusion": fuse_pairs, "energy": merge_alike}
-"""What each of the `PAIRING` rules does."""
+"""The function of each of the `PAIRING` rules."""
 
 
 class Encoded(NamedTuple):
-    """What the vision tower makes of a batch."""
+    """A batch after the vision tower."""
 
     feature: Tensor
     """L2-normalised feature, [B, E], float32 at least."""
@@ -62,25 +62,25 @@ class Attended(NamedTuple):
     received: Tensor
     """Per head, the attention each patch receives from the class token or, without one, on average: [B, H, n]."""
     scores: Tensor
-    """The same with the anchor's row mixed in where that is asked for: [B, H, n]."""
+    """The same, with the anchor's row mixed in if the configuration asks for it: [B, H, n]."""
     values: Tensor
     """Of the patches, [B, H, n, d]."""
 
 
 class BlockOutput(NamedTuple):
-    """A batch behind a block."""
+    """A batch after a block."""
 
     x: Tensor
     """Residual stream, [B, N, D]."""
     token: Tensor
     """Summary token, [B, D]."""
     size: Tensor | None = None
-    """How many patches each token stands for, [B, N]: 0 where it only fills up the batch; None where all count as 1."""
+    """How many patches each token stands for, [B, N]: 0 for padding; None if all count as 1."""
     condensed: Condensed | None = None
 
 
 class PrefixState(NamedTuple):
-    """A batch on the threshold of the first condensing block; what lies behind it depends on no anchor."""
+    """A batch before the first condensing block. Up to here, encoding does not depend on any anchor."""
 
     x: Tensor
     """Residual stream, [B, N, D]."""
@@ -89,12 +89,25 @@ class PrefixState(NamedTuple):
 
 
 def encode(vit: ViT, pixels: Tensor, config: Condensation = PLAIN, anchors: AnchorProvider | None = None) -> Encoded:
-    """Images [B, 3, H, W] → feature and summary tokens, condensing on the way; anchors guide it where given."""
+    """Encode images, condensing tokens on the way.
+
+    Args:
+        vit: The vision tower.
+        pixels: Preprocessed images, `[B, 3, H, W]`.
+        config: How tokens are condensed.
+        anchors: Class anchors that guide condensing; None uses none.
+    """
     return resume(vit, begin(vit, pixels, config), config, anchors)
 
 
 def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
-    """The blocks before the first that condenses."""
+    """Run the blocks before the first that condenses.
+
+    Args:
+        vit: The vision tower.
+        pixels: Preprocessed images, `[B, 3, H, W]`.
+        config: How tokens will be condensed.
+    """
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
     x = vit.embed(pixels)
     summaries: list[Tensor] = []
@@ -107,7 +120,14 @@ def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
 
 
 def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorProvider | None = None) -> Encoded:
-    """The blocks from the first that condenses on; may be repeated with other anchors."""
+    """Run the remaining blocks; may be repeated with other anchors.
+
+    Args:
+        vit: The vision tower.
+        begun: What `begin` returned for the same tower and configuration.
+        config: How tokens are condensed.
+        anchors: Class anchors that guide condensing; None uses none.
+    """
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
     x, size, summaries = begun.x, None, list(begun.summaries)
     steps: list[Step] = []
@@ -125,7 +145,12 @@ def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorPr
 
 
 def seen(size: Tensor | None, config: Condensation) -> Tensor | None:
-    """The sizes as attention and pooling see them; matching alone keeps sizes that they may not see."""
+    """The sizes that attention and pooling use: none for matching without proportional attention.
+
+    Args:
+        size: How many patches each token stands for, `[B, N]`, or None.
+        config: How tokens are condensed.
+    """
     return None if config.rule == "matching" and not config.proportional else size
 
 
@@ -138,7 +163,17 @@ def pass_block(
     stage: Stage | None = None,
     anchor: Anchor | None = None,
 ) -> BlockOutput:
-    """Tokens [B, N, D] of sizes [B, N] through one block, condensed on the way where there is a stage."""
+    """Run one block.
+
+    Args:
+        block: A `Block`.
+        x: Tokens, `[B, N, D]`.
+        class_token: Whether the first token is one.
+        config: How tokens are condensed.
+        size: How many patches each token stands for, `[B, N]`; None if all count as 1.
+        stage: What to condense; None condenses nothing.
+        anchor: The anchor of each image; None uses none.
+    """
     assert isinstance(block, Block)
     weighted = not class_token and config.summary == "attn_pool"
     if stage is None and not weighted:
@@ -160,12 +195,28 @@ def pass_block(
 
 
 def summary_token(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
-    """The block's summary [B, D] of tokens [B, N, D]: the class token, or the (weighted, [B, N]) mean of all."""
+    """The summary of a block, `[B, D]`: the class token, or the mean of all tokens.
+
+    Args:
+        x: Tokens, `[B, N, D]`.
+        class_token: Whether the first token is one.
+        weight: How much each token counts in the mean, `[B, N]`; None counts all alike.
+    """
     return x[:, 0] if class_token else weighted_mean(x, weight)
 
 
 def attend_metric(block: Block, x: Tensor, config: Condensation, size: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The attention half of a block on x [B, N, D], and what matching compares its tokens by: [B, N, d or N]."""
+    """The attention half of a block, and what matching compares its tokens by.
+
+    Args:
+        block: The block.
+        x: Tokens, `[B, N, D]`.
+        config: The metric.
+        size: How many patches each token stands for in attention, `[B, N]`; None if all count as 1.
+
+    Returns:
+        The residual stream `[B, N, D]` and the metric `[B, N, d]` or `[B, N, N]`.
+    """
     q, k, v = block.attn.project(block.norm1(x))
     bias = size_bias(size, q.dtype)
     heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -181,10 +232,18 @@ def attend(
     anchor: Anchor | None,
     size: Tensor | None,
 ) -> Attended:
-    """The attention half of a block on x [B, N, D], with the scores of its patches (domain-aware token evaluation).
+    """The attention half of a block, with the scores of its patches (domain-aware token evaluation).
 
-    The anchor passes the block's norm like a token; with `anchor_kv` its key and value join for all queries. It gives
-    no output of its own.
+    The anchor passes the block's norm like a token. With `anchor_kv`, all queries see its key and value. It has no
+    output of its own.
+
+    Args:
+        block: The block.
+        x: Tokens, `[B, N, D]`.
+        class_token: Whether the first token is one.
+        config: Which rows the scores are read from, and `anchor_kv`.
+        anchor: The anchor of each image; None uses none.
+        size: How many patches each token stands for, `[B, N]`; None if all count as 1.
     """
     q, k, v = block.attn.project(block.norm1(x if anchor is None else torch.cat([anchor.token, x], dim=1)))
     bias, own = size_bias(size, q.dtype), q
@@ -213,7 +272,15 @@ def attend(
 def condense_patches(
     attended: Attended, class_token: bool, size: Tensor | None, stage: Stage, config: Condensation
 ) -> Condensed:
-    """Condense the patches by their scores; the class token is never touched."""
+    """Condense the patches by their scores; the class token stays as it is.
+
+    Args:
+        attended: The block after its attention half.
+        class_token: Whether the first token is one.
+        size: How many patches each token stands for, `[B, N]`; None if all count as 1.
+        stage: The counts.
+        config: The rules.
+    """
     x, first, scores = attended.x, int(class_token), attended.scores
     if config.rule == "sampling":
         return sample_tokens(x, significance(scores, attended.values), size, stage)

@@ -49,7 +49,16 @@ class Placement(NamedTuple):
 
 
 def empty_reservoir(C: int, M: int, L: int, D: int, dtype: torch.dtype, device: torch.device | str) -> Reservoir:
-    """A reservoir that has seen nothing."""
+    """A reservoir that has seen nothing.
+
+    Args:
+        C: Number of classes.
+        M: Slots per class.
+        L: Number of blocks.
+        D: Width of a token.
+        dtype: Type of the tokens; reliabilities are float32 or wider.
+        device: Where to put it.
+    """
     wide = torch.promote_types(dtype, torch.float32)
     return Reservoir(
         anchors=torch.zeros(C, M, L, D, dtype=dtype, device=device),
@@ -78,7 +87,9 @@ def class_mean(slots: Tensor, count: Tensor) -> Tensor:
 def ready_anchors(state: Reservoir, ready: Ready) -> Anchors:
     """The class anchors that may guide the encoder.
 
-    `class`: those of classes with an entry. `all`: all of them, once each class has two entries.
+    Args:
+        state: The reservoir.
+        ready: `class`: the anchors of all classes with an entry. `all`: all anchors, once every class has two entries.
     """
     usable = state.counts >= 1 if ready == "class" else (state.counts >= 2).all().expand_as(state.counts)
     return Anchors(state.means, usable)
@@ -99,7 +110,7 @@ def reliability(logits: Tensor, key: Key) -> Tensor:
 
 
 def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-    """How much each of the M + 1 candidates for a full class ought to go; the largest goes.
+    """Scores of the M + 1 candidates for a full class; the one with the largest leaves.
 
     Args:
         strategy: Who leaves a full class; `diversity` and `similarity` compare the mean tokens over layers by cosine.
@@ -121,19 +132,25 @@ def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tenso
 
 
 def is_finite(tokens: Tensor, feature: Tensor, logits: Tensor) -> Tensor:
-    """Whether all values of a sample are finite, `[]` bool; only then may it be stored."""
+    """Whether all values of a sample are finite, `[]` bool; only then may it be stored.
+
+    Args:
+        tokens: Summary tokens, `[L, D]`.
+        feature: Image feature, `[E]`.
+        logits: Zero-shot or debiased logits, `[C]`.
+    """
     return tokens.isfinite().all() & feature.isfinite().all() & logits.isfinite().all()
 
 
 def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, config: Adaptation) -> Placement:
     """Which slot, if any, a sample takes in the buffer of the class it is predicted as.
 
-    A sample with a value that is not finite takes none. On ties the newcomer goes, then the lowest slot.
+    A sample with a value that is not finite takes none. On ties the newcomer leaves, then the lowest slot.
 
     Args:
         state: The reservoir before the sample.
         tokens: Summary tokens, `[L, D]`.
-        feature: Image feature, `[E]`; only its finiteness is looked at.
+        feature: Image feature, `[E]`; only checked for being finite.
         logits: Zero-shot or debiased logits, `[C]`.
         config: Strategy, key and capacity.
     """
@@ -152,7 +169,12 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
 
 
 def store_(state: Reservoir, placement: Placement) -> None:
-    """Let the sample in, in place; one without a slot only counts as a step."""
+    """Store a sample, in place; one without a slot only counts as a step.
+
+    Args:
+        state: The reservoir.
+        placement: Where the sample goes.
+    """
     taken, at = placement.slot >= 0, placement.label.unsqueeze(0)
     slot = placement.slot.clamp_min(0)
 
@@ -172,7 +194,12 @@ def store_(state: Reservoir, placement: Placement) -> None:
 
 
 def store_each_(state: Reservoir, placement: Placement) -> None:
-    """`store_` for S reservoirs and a sample of each; all tensors have S in front."""
+    """`store_` for S reservoirs and one sample for each; all tensors have S in front.
+
+    Args:
+        state: The reservoirs.
+        placement: Where the samples go.
+    """
     label, slot = placement.label, placement.slot
     stream = torch.arange(len(label), device=label.device)
     place = stream, label, slot.clamp_min(0)

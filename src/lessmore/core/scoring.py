@@ -19,7 +19,7 @@ class Candidates(NamedTuple):
     ready: Tensor
     """Which classes may serve, [C] bool, or [B, C] for each image of a batch."""
     rows: Tensor | None = None
-    """[B, C] int64, where images see different reservoirs: the row of `means` that stands for each class."""
+    """The row of `means` that stands for each class, [B, C] int64, if images see different reservoirs; else None."""
 
     def tokens(self, label: Tensor) -> Tensor:
         """The anchor of one class for each image, [B] → [B, D]."""
@@ -30,11 +30,16 @@ class AnchorProvider(Protocol):
     """What the encoder sees of a reservoir."""
 
     def at(self, layer: int, summary: Tensor) -> Candidates:
-        """The class anchors after block `layer`, which the batch has just left with summary tokens [B, D]."""
+        """The class anchors after a block.
+
+        Args:
+            layer: The block, counted from 0.
+            summary: The batch's summary tokens after it, `[B, D]`.
+        """
 
 
 class Anchors(NamedTuple):
-    """A reservoir as it stands: class means [C, L, D] and which classes may serve, [C] bool."""
+    """The anchors of a reservoir: class means [C, L, D] and which classes may serve, [C] bool."""
 
     means: Tensor
     ready: Tensor
@@ -42,7 +47,12 @@ class Anchors(NamedTuple):
     """As in `Candidates`."""
 
     def at(self, layer: int, summary: Tensor) -> Candidates:
-        """The same for all batches."""
+        """The class anchors after a block, the same for every batch.
+
+        Args:
+            layer: The block, counted from 0.
+            summary: Not needed here.
+        """
         return Candidates(self.means[:, layer], self.ready, self.rows)
 
 
@@ -61,7 +71,15 @@ class Anchor(NamedTuple):
 
 
 def anchor_cosines(summary: Tensor, anchors: Candidates) -> Tensor:
-    """cos(v, A_c) of summary tokens [B, D] and class anchors, −∞ for classes that are not ready: [B, C]."""
+    """cos(v, A_c) of summary tokens and class anchors, −∞ for classes that are not ready.
+
+    Args:
+        summary: Summary tokens, `[B, D]`.
+        anchors: The class anchors.
+
+    Returns:
+        `[B, C]`.
+    """
     wide = torch.promote_types(summary.dtype, torch.float32)
     cosine = F.normalize(summary.to(wide), dim=-1) @ F.normalize(anchors.means.to(wide), dim=-1).T
     if anchors.rows is not None:
@@ -70,30 +88,52 @@ def anchor_cosines(summary: Tensor, anchors: Candidates) -> Tensor:
 
 
 def nearest_anchor(summary: Tensor, anchors: Candidates) -> Anchor:
-    """c* = argmax_c cos(v, A_c) over the ready classes, for summary tokens [B, D]; ties go to the lowest class."""
+    """c* = argmax_c cos(v, A_c) over the ready classes; ties go to the lowest class.
+
+    Args:
+        summary: Summary tokens, `[B, D]`.
+        anchors: The class anchors.
+    """
     index = anchor_cosines(summary, anchors).argmax(dim=-1)
     token = anchors.tokens(index).unsqueeze(1).to(summary.dtype)
     return Anchor(token, torch.where(anchors.ready.any(dim=-1), index, -1))
 
 
 def key_bias(anchor: Anchor, keys: int, dtype: torch.dtype) -> Tensor:
-    """Additive attention bias [B, 1, 1, keys] that hides the anchor (the first key) from images that have none."""
+    """Additive attention bias `[B, 1, 1, keys]` that masks the anchor (the first key) in images without one.
+
+    Args:
+        anchor: The anchor of each image.
+        keys: Number of keys.
+        dtype: Type of the bias.
+    """
     bias = torch.zeros(len(anchor.label), 1, 1, keys, dtype=dtype, device=anchor.label.device)
     bias[..., 0] = bias[..., 0].masked_fill(~anchor.present[:, None, None], -torch.inf)
     return bias
 
 
 def attention_rows(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q kᵀ/√d) of a few query rows, q [B, H, Q, d] and k [B, H, N, d] → [B, H, Q, N]; no map of all tokens.
+    """softmax(q kᵀ/√d) of the query rows given; the product in the tower's precision, the softmax in float32 at least.
 
-    The product runs in the tower's precision, the softmax in float32 at least.
+    Args:
+        q: Queries, `[B, H, Q, d]`.
+        k: Keys, `[B, H, N, d]`.
+        bias: Added to the logits, broadcast to `[B, H, Q, N]`; None adds nothing.
+
+    Returns:
+        `[B, H, Q, N]`.
     """
     logits = (q @ k.transpose(-2, -1)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
     return (logits if bias is None else logits + bias).softmax(dim=-1)
 
 
 def mean_row(rows: Tensor, size: Tensor | None = None) -> Tensor:
-    """Attention rows of all queries [B, H, N, n] averaged → [B, H, n]; a query counts by its size [B, N]."""
+    """The mean of the attention rows of all queries, `[B, H, n]`.
+
+    Args:
+        rows: Attention rows, `[B, H, N, n]`.
+        size: How much each query counts, `[B, N]`; None counts all alike.
+    """
     if size is None:
         return rows.mean(dim=2)
     share = size / size.sum(dim=1, keepdim=True)
@@ -101,9 +141,18 @@ def mean_row(rows: Tensor, size: Tensor | None = None) -> Tensor:
 
 
 def blend_rows(rows: QueryRows, summary: Tensor, anchored: Tensor, present: Tensor) -> Tensor:
-    """Score rows [B, H, n] from the summary's and the anchor's; images without an anchor use the summary's alone.
+    """Score rows from the summary's and the anchor's; images without an anchor use the summary's alone.
 
     The paper queries with [class token; anchor] and does not say how the two rows become one; `both` averages them.
+
+    Args:
+        rows: `anchor` or `both`.
+        summary: Rows of the summary token, `[B, H, n]`.
+        anchored: Rows of the anchor, `[B, H, n]`.
+        present: Which images have an anchor, `[B]` bool.
+
+    Returns:
+        `[B, H, n]`.
     """
     mixed = anchored if rows == "anchor" else (summary + anchored) / 2
     return torch.where(present[:, None, None], mixed, summary)
@@ -125,9 +174,12 @@ def rank_sum(rows: Tensor) -> Tensor:
 
 
 def token_order(rows: Tensor, score: Score) -> Tensor:
-    """Patch positions [B, n] from the most to the least important.
+    """Patch positions from the most to the least important, `[B, n]` int64.
 
-    `rank`: by cross-head rank, then head-mean attention, then position. `mean`: by head-mean attention, then position.
+    Args:
+        rows: Score rows, `[B, H, n]`.
+        score: `rank` sorts by cross-head rank, then head-mean attention, then position; `mean` by head-mean attention,
+            then position.
     """
     order = head_mean(rows).argsort(dim=-1, descending=True, stable=True)
     if score == "mean":

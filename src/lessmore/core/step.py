@@ -50,17 +50,27 @@ class Operations(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What a step makes of a sample."""
+    """The result of a step."""
 
     corrected: Tensor
-    """Debiased and corrected, on logits or probabilities as the preset says, `[C]`."""
+    """Debiased and corrected scores, logits or probabilities depending on the preset, `[C]`."""
     delta: Delta
 
 
 def plain_observe(
     texts: ClassTexts, config: Adaptation, state: StreamState, sample: Sample
 ) -> tuple[Tensor, StreamMean]:
-    """Debias the sample where the preset asks for it."""
+    """Debias a sample, if the preset asks for it.
+
+    Args:
+        texts: The class embeddings.
+        config: The adaptation.
+        state: The state before the sample.
+        sample: The encoded image.
+
+    Returns:
+        The logits to go on with, `[C]`, and the stream mean after the sample.
+    """
     if config.debias == "off":
         return sample.logits, state.stream_mean
     weight = PRIOR_WEIGHT[config.debias]
@@ -68,7 +78,17 @@ def plain_observe(
 
 
 def plain_admit(config: Adaptation, state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
-    """Find the sample's place in the reservoir, and follow the token mean where the preset asks for it."""
+    """Find a sample's place in the reservoir, and update the token mean if the preset asks for it.
+
+    Args:
+        config: The adaptation.
+        state: The state before the sample.
+        sample: The encoded image.
+        debiased: Its debiased logits, `[C]`.
+
+    Returns:
+        The placement, and the token mean after the sample, `[L, D]`.
+    """
     placement = reservoir.propose(state.reservoir, sample.tokens, sample.feature, debiased, config)
     if config.debias == "off":
         return placement, state.token_mean
@@ -78,7 +98,14 @@ def plain_admit(config: Adaptation, state: StreamState, sample: Sample, debiased
 
 
 def plain_affinities(weights: Tensor, state: StreamState, sample: Sample, token_mean: Tensor | None) -> Tensor:
-    """`correction.affinities` with the entries of the state; weights: layer weights `[L]`."""
+    """`correction.affinities` with the entries of the state.
+
+    Args:
+        weights: Layer weights, `[L]`.
+        state: The state.
+        sample: The encoded image.
+        token_mean: The token mean to remove, `[L, D]`; None removes nothing.
+    """
     return affinities(sample.tokens, state.reservoir.anchors, weights, token_mean)
 
 

@@ -15,7 +15,7 @@ from lessmore.core.reservoir import Placement, Reservoir
 DERIVED = ("means",)
 """Tensors that follow from the others and are not saved."""
 EMPTY = {"ids": -1}
-"""What a tensor of an empty state is filled with, where that is not zero."""
+"""Fill values of an empty state's tensors, other than zero."""
 
 
 class StreamState(NamedTuple):
@@ -69,12 +69,22 @@ def from_named(tensors: Mapping[str, Tensor]) -> StreamState:
 
 
 def saved(state: StreamState) -> dict[str, Tensor]:
-    """The tensors that a state file holds, copied: all but the derived ones."""
+    """Copies of the tensors that a state file holds: all except the derived ones."""
     return {name: tensor.clone() for name, tensor in state.named().items() if name not in DERIVED}
 
 
 def empty(C: int, M: int, L: int, D: int, E: int, dtype: torch.dtype, device: torch.device | str) -> StreamState:
-    """A state that has seen nothing, for a tower of L blocks, width D and features of length E."""
+    """A state that has seen nothing.
+
+    Args:
+        C: Number of classes.
+        M: Slots per class.
+        L: Number of blocks.
+        D: Width of a token.
+        E: Length of a feature.
+        dtype: Type of the tokens; everything else is float32 or wider.
+        device: Where to put it.
+    """
     wide = torch.promote_types(dtype, torch.float32)
     return StreamState(
         reservoir=reservoir.empty_reservoir(C, M, L, D, dtype, device),
@@ -90,7 +100,12 @@ def clear_(state: StreamState) -> None:
 
 
 def copy_(state: StreamState, other: StreamState) -> None:
-    """Overwrite a state with another one; its tensors keep their places."""
+    """Overwrite a state with another; its tensors keep their places in memory.
+
+    Args:
+        state: The state to overwrite.
+        other: The state to copy, of the same shapes.
+    """
     for ours, theirs in zip(state.tensors(), other.tensors(), strict=True):
         ours.copy_(theirs)
 
@@ -101,13 +116,29 @@ def clone(state: StreamState) -> StreamState:
 
 
 def apply_(state: StreamState, delta: Delta) -> StreamState:
-    """Let the sample in, in place."""
+    """Carry out a step, in place.
+
+    Args:
+        state: The state before the sample.
+        delta: What the sample does to it.
+
+    Returns:
+        `state`.
+    """
     reservoir.store_(state.reservoir, delta.placement)
     return remember_(state, delta)
 
 
 def apply_each_(state: StreamState, delta: Delta) -> StreamState:
-    """`apply_` for S streams and a sample of each; all tensors have S in front."""
+    """`apply_` for S streams and one sample for each; all tensors have S in front.
+
+    Args:
+        state: The states before the samples.
+        delta: What the samples do to them.
+
+    Returns:
+        `state`.
+    """
     reservoir.store_each_(state.reservoir, delta.placement)
     # One launch for all: on a GPU, a launch for each of these small tensors shows in the time of a step.
     torch._foreach_copy_([*state.stream_mean, state.token_mean], [*delta.stream_mean, delta.token_mean])
@@ -115,7 +146,15 @@ def apply_each_(state: StreamState, delta: Delta) -> StreamState:
 
 
 def remember_(state: StreamState, delta: Delta) -> StreamState:
-    """Take over the statistics after a sample, in place."""
+    """Take over the statistics after a sample, in place.
+
+    Args:
+        state: The state, whose reservoir is up to date.
+        delta: What the sample does to it.
+
+    Returns:
+        `state`.
+    """
     for ours, theirs in zip(state.stream_mean, delta.stream_mean, strict=True):
         ours.copy_(theirs)
     state.token_mean.copy_(delta.token_mean)
@@ -123,5 +162,10 @@ def remember_(state: StreamState, delta: Delta) -> StreamState:
 
 
 def apply(state: StreamState, delta: Delta) -> StreamState:
-    """The state after the sample; `state` stays as it was."""
+    """The state after a sample; the one before it stays as it is.
+
+    Args:
+        state: The state before the sample.
+        delta: What the sample does to it.
+    """
     return apply_(clone(state), delta)

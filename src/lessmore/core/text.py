@@ -29,9 +29,9 @@ class TextShape:
     """Length E of the feature."""
     causal: bool = True
     pool: TextPool = "eos_argmax"
-    """The position that becomes the feature: largest token id, first `eos_id`, or the last one, padding or not."""
+    """The position that becomes the feature: of the largest token id, of the first `eos_id`, or the last one."""
     eos_id: int = -1
-    """The end mark, read only when pooling by it."""
+    """The end-of-text token; used only with pool=`eos_id`."""
     projection: bool = True
     projection_bias: bool = False
 
@@ -69,7 +69,12 @@ class TextTower(nn.Module):
         return tokens[:, : int(self.pool_index(tokens).max()) + 1]
 
     def encode_embeddings(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Embeddings [B, T, D] → features [B, E], not normalised; the ids [B, T] only say where to pool."""
+        """Features `[B, E]` of embedded texts, not normalised.
+
+        Args:
+            x: Token embeddings without positions, `[B, T, D]`.
+            tokens: Token ids, `[B, T]`; they only say where to pool.
+        """
         x = x + self.positions[: x.shape[1]]
         for block in self.blocks:
             x = block(x, self.shape.causal)

@@ -98,7 +98,13 @@ class Attention(nn.Module):
         return self.out(heads.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
-        """Plain self-attention in the fused kernel, [B, N, D] → [B, N, D]; bias [B, 1, 1, N] is added to the keys."""
+        """Plain self-attention in the fused kernel, `[B, N, D]` → `[B, N, D]`.
+
+        Args:
+            x: Tokens, `[B, N, D]`.
+            causal: Whether a token sees only itself and those before it.
+            bias: Added to the attention logits of the keys, `[B, 1, 1, N]`; None adds nothing.
+        """
         q, k, v = self.project(x)
         return self.combine(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal))
 
@@ -130,26 +136,47 @@ class Block(nn.Module):
         self.scale2 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
 
     def add_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Residual stream [B, N, D] plus the (scaled) attention output."""
+        """The residual stream after the attention half, `[B, N, D]`.
+
+        Args:
+            x: The residual stream before it, `[B, N, D]`.
+            attended: The attention output, `[B, N, D]`; scaled here if the block has a LayerScale.
+        """
         return x + (attended if self.scale1 is None else attended * self.scale1)
 
     def add_mlp(self, x: Tensor) -> Tensor:
-        """Residual stream [B, N, D] plus the (scaled) MLP of it."""
+        """The residual stream `[B, N, D]` after the MLP half."""
         y = self.mlp(self.norm2(x))
         return x + (y if self.scale2 is None else y * self.scale2)
 
     def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
-        """The whole block, [B, N, D] → [B, N, D]; causal and bias as in the attention."""
+        """The whole block, `[B, N, D]` → `[B, N, D]`.
+
+        Args:
+            x: Tokens, `[B, N, D]`.
+            causal: Whether a token sees only itself and those before it.
+            bias: Added to the attention logits of the keys, `[B, 1, 1, N]`; None adds nothing.
+        """
         return self.add_mlp(self.add_attention(x, self.attn(self.norm1(x), causal, bias)))
 
 
 def size_bias(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Attention bias [B, 1, 1, N] under which a token of size s counts as s keys, and one of size 0 as none."""
+    """Attention bias `[B, 1, 1, N]` that makes a token of size s count as s keys, and one of size 0 as none.
+
+    Args:
+        size: Sizes of the tokens, `[B, N]`; None needs no bias.
+        dtype: Type of the bias.
+    """
     return None if size is None else size.log().to(dtype)[:, None, None]
 
 
 def weighted_mean(x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean over tokens [B, N, D] → [B, D], weighted by [B, N] where given."""
+    """Mean over tokens, `[B, D]`.
+
+    Args:
+        x: Tokens, `[B, N, D]`.
+        weight: How much each token counts, `[B, N]`; None counts all alike.
+    """
     if weight is None:
         return x.mean(dim=1)
     weight = weight / weight.sum(dim=1, keepdim=True)
@@ -171,7 +198,12 @@ class MapPool(nn.Module):
         self.mlp = Mlp(D, shape.mlp, shape.activation)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """Pool the tokens present, however many there are; size [B, N] says how many each stands for."""
+        """Pool any number of tokens.
+
+        Args:
+            x: Tokens, `[B, N, D]`.
+            size: How many patches each stands for, `[B, N]`; None if each is one.
+        """
         B, N, D = x.shape
         q = self.q(self.probe).view(1, self.heads, 1, -1).expand(B, -1, -1, -1)
         k, v = self.kv(x).view(B, N, 2, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
@@ -204,7 +236,12 @@ class ViT(nn.Module):
         return self.norm_pre(x + self.positions)
 
     def pool(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """Tokens [B, N, D] after the last block → feature [B, E], not normalised; size as in `MapPool`."""
+        """The feature `[B, E]`, not normalised.
+
+        Args:
+            x: Tokens after the last block, `[B, N, D]`.
+            size: How many patches each stands for, `[B, N]`; None if each is one.
+        """
         if self.shape.norm_then_pool:
             x = self.norm_post(x)
         if self.map_pool is not None:

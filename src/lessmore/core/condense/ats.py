@@ -1,7 +1,7 @@
-"""ATS: tokens are kept where evenly spaced points hit the cumulated scores; how many depends on the image.
+"""ATS: keep the tokens at which evenly spaced points hit the cumulative scores; how many depends on the image.
 
-The number of points is the cap. Where attention is peaked many points hit the same token, and fewer tokens stay. So
-shapes depend on the data: a batch is as long as its longest image, and the others are filled up with tokens of size 0.
+The number of points is the cap. Where attention is peaked, many points hit the same token and fewer tokens stay. So
+shapes depend on the data: a batch is as long as its longest image, and the others are padded with tokens of size 0.
 """
 
 from __future__ import annotations
@@ -13,23 +13,37 @@ from lessmore.core.condense.coreset import Condensed, gather_tokens
 from lessmore.core.condense.schedule import Stage
 
 LEAST = 8
-"""Tokens, the class token included, that stay in any case."""
+"""Tokens that always stay, the class token included."""
 
 
 def significance(received: Tensor, v: Tensor) -> Tensor:
-    """Attention received, summed over heads, times the length of the value: [B, H, n] and [B, H, n, d] → [B, n].
+    """A token's score: the attention it receives, summed over heads, times the length of its value.
 
     Absent tokens receive none, so their score is 0.
+
+    Args:
+        received: Attention received per head, `[B, H, n]`.
+        v: Values, `[B, H, n, d]`.
+
+    Returns:
+        `[B, n]`.
     """
     length = torch.linalg.vector_norm(v.to(received.dtype), dim=(1, 3))
     return received.sum(dim=1) * length
 
 
 def hit(score: Tensor, points: int) -> Tensor:
-    """Which tokens are nearest to one of the points, for scores [B, n] ≥ 0 → bool [B, n].
+    """Which tokens are nearest to one of the points.
 
-    In ascending order the scores are added up and divided by their sum; the points are spread evenly from the lowest
-    of these heights that is not 0 to 1. Ties go to the lower height; a score of 0 is never hit.
+    The heights are the cumulative scores in ascending order, divided by their sum. The points are spread evenly from
+    the lowest height above 0 to 1. Ties go to the lower height; a score of 0 is never hit.
+
+    Args:
+        score: Scores ≥ 0, `[B, n]`.
+        points: Number of points.
+
+    Returns:
+        `[B, n]` bool.
     """
     ascending, order = score.sort(dim=1, stable=True)
     height = ascending.cumsum(dim=1)
@@ -41,7 +55,16 @@ def hit(score: Tensor, points: int) -> Tensor:
 
 
 def hit_tokens(score: Tensor, points: int, least: int) -> Tensor:
-    """The tokens that are hit, or the `least` best where fewer are: scores [B, n] → bool [B, n]."""
+    """The tokens that are hit, or the best ones if fewer than `least` are.
+
+    Args:
+        score: Scores ≥ 0, `[B, n]`.
+        points: Number of points.
+        least: Tokens that stay at least.
+
+    Returns:
+        `[B, n]` bool.
+    """
     by_hit = hit(score, points)
     top = score.sort(dim=1, stable=True).indices[:, -least:]
     by_score = torch.zeros_like(by_hit).scatter_(1, top, True)
@@ -49,9 +72,13 @@ def hit_tokens(score: Tensor, points: int, least: int) -> Tensor:
 
 
 def sample_tokens(x: Tensor, score: Tensor, size: Tensor | None, stage: Stage) -> Condensed:
-    """Keep the class token, where there is one, and the patches chosen of x [B, N, D] by their scores [B, n].
+    """Keep the class token, if there is one, and the patches that are hit. Tokens keep their order.
 
-    size: [B, N], 0 for tokens that only fill up; None where there are none. Tokens keep their order.
+    Args:
+        x: Tokens, `[B, N, D]`.
+        score: Scores of the patches, `[B, n]`.
+        size: 0 for padding and 1 for other tokens, `[B, N]`; None if there is no padding.
+        stage: The cap, `keep`.
     """
     n, first = score.shape[1], x.shape[1] - score.shape[1]
     keep = hit_tokens(score.detach(), stage.keep, min(LEAST - first, stage.keep, n))

@@ -12,20 +12,28 @@ from lessmore.core.condense.schedule import Stage
 
 
 class Condensed(NamedTuple):
-    """The tokens that go on, and where each one that came in went."""
+    """The tokens after condensing, and where each token before it went."""
 
     tokens: Tensor
     """[B, out, D]: kept ones in order of importance, then the merged ones, then the fused one."""
     target: Tensor
-    """[B, n] int64: for each patch that came in, its position among the patches that go on; −1 where it was dropped."""
+    """[B, n] int64: for each patch before, its position among the patches after; −1 if it was dropped."""
     stage: Stage
     """The counts."""
     size: Tensor | None = None
-    """How many patches each of `tokens` stands for, [B, out]; None where that does not matter."""
+    """How many patches each of `tokens` stands for, [B, out]; None if nobody asks."""
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x [B, n, D] at index [B, k] → [B, k, D]."""
+    """Rows of x by position.
+
+    Args:
+        x: `[B, n, D]`.
+        index: Positions, `[B, k]` int64.
+
+    Returns:
+        `[B, k, D]`.
+    """
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
@@ -34,8 +42,14 @@ def condense(
 ) -> Condensed:
     """f_merge ∘ f_prune: the first `keep` stay, the next are merged into centres, the last are fused or dropped.
 
-    x: patch tokens [B, n, D] after attention. order: [B, n], most important first. attention: head mean [B, n]. size:
-    how many patches each token stands for, [B, n]; with it, merged tokens are means of patches rather than of tokens.
+    Args:
+        x: Patch tokens after attention, `[B, n, D]`.
+        order: Positions, most important first, `[B, n]` int64.
+        attention: Attention of each patch, averaged over heads, `[B, n]`.
+        stage: The counts.
+        config: How tokens are merged and pruned.
+        size: How many patches each token stands for, `[B, n]`; merged tokens are then means of patches. None makes
+            them means of tokens.
     """
     kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
     tokens = [gather_tokens(x, kept)]
@@ -53,35 +67,57 @@ def condense(
 
 
 def carry(weight: Tensor, target: Tensor, stage: Stage) -> Tensor:
-    """Weights [B, n] of the patches that came in, added up over the tokens [B, out] they went into."""
+    """Weights of the patches, summed over the tokens they went into.
+
+    Args:
+        weight: `[B, n]`.
+        target: As in `Condensed`, `[B, n]`.
+        stage: The counts.
+
+    Returns:
+        `[B, out]`.
+    """
     out = weight.new_zeros(len(weight), stage.out)
     return out.scatter_add_(1, target.clamp_min(0), weight.masked_fill(target < 0, 0))
 
 
 def fuse(x: Tensor, attention: Tensor) -> Tensor:
-    """The pruned tokens [B, p, D] as one, weighted by their attention [B, p] as in EViT → [B, 1, D]."""
+    """The pruned tokens as one, their sum weighted by attention, as in EViT.
+
+    Args:
+        x: The pruned tokens, `[B, p, D]`.
+        attention: Their attention, `[B, p]`.
+
+    Returns:
+        `[B, 1, D]`.
+    """
     return attention.to(x.dtype).unsqueeze(1) @ x
 
 
 def squared_distances(x: Tensor) -> Tensor:
     """Squared Euclidean distances [B, A, A] between tokens [B, A, D], by matrix product in float32 at least.
 
-    The mean is taken off first: distances do not change, but without a large common part nothing cancels.
+    The mean is subtracted first. That changes no distance, but a large common part would cost digits by cancellation.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     x = x - x.mean(dim=1, keepdim=True)
     gram = x @ x.transpose(1, 2)
     square = gram.diagonal(dim1=1, dim2=2)
     distance = (square.unsqueeze(1) + square.unsqueeze(2) - 2 * gram).clamp_min(0)
-    # What rounding leaves between equal tokens is not a distance.
+    # Rounding leaves a small distance between equal tokens; remove it.
     noise = 8 * torch.finfo(x.dtype).eps * square.amax(dim=1)
     return distance.masked_fill(distance <= noise[:, None, None], 0)
 
 
 def k_centres(distance: Tensor, K: int) -> Tensor:
-    """Greedy k-centre: from the most important token, always the one farthest from the centres so far.
+    """Greedy k-centre: start with the most important token, then always take the one farthest from the centres so far.
 
-    distance: [B, A, A] between tokens in order of importance. Returns positions [B, K], all different.
+    Args:
+        distance: Between tokens in order of importance, `[B, A, A]`.
+        K: Number of centres, at most A.
+
+    Returns:
+        Positions, all different, `[B, K]` int64.
     """
     centres = torch.zeros(len(distance), 1, dtype=torch.int64, device=distance.device)
     nearest = distance[:, 0]
@@ -94,16 +130,23 @@ def k_centres(distance: Tensor, K: int) -> Tensor:
 
 
 def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Merge the ambiguous tokens x [B, A, D] (in order of importance) into K → values [B, K, D], cluster [B, A].
+    """Merge the ambiguous tokens into K.
 
-    A token counts by its size [B, A] where sizes are given.
+    Args:
+        x: Ambiguous tokens in order of importance, `[B, A, D]`.
+        K: Number of centres.
+        merge: `mean`, or weights 1/distance from the centre.
+        size: How much each token counts, `[B, A]`; None counts each once.
+
+    Returns:
+        The merged tokens `[B, K, D]`, and the cluster of each token `[B, A]` int64.
     """
     squared = squared_distances(x)
     centres = k_centres(squared, K)
     to_centre = gather_tokens(squared, centres)  # [B, K, A]
     cluster = to_centre.argmin(dim=1)
     own = torch.arange(K, device=x.device).expand(len(x), -1)
-    cluster = cluster.scatter(1, centres, own)  # a centre stays with itself even beside an equal one
+    cluster = cluster.scatter(1, centres, own)  # a centre belongs to its own cluster even if another one is equal
     weight = (cluster.unsqueeze(1) == own.unsqueeze(-1)).to(squared.dtype)
     if merge == "inverse_distance":
         distance = to_centre.sqrt()

@@ -34,12 +34,12 @@ def energy(similarity: Tensor, margin: float) -> Tensor:
 
 
 def merge_alike(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, class_token: bool) -> Condensed:
-    """Merge `stage.ambiguous` of the patches by size-weighted means; the class token stays out of it.
+    """Merge `stage.ambiguous` of the patches by size-weighted means; the class token does not take part.
 
     Args:
         x: Tokens, `[B, N, D]`.
         metric: What they are compared by, `[B, N, d]`.
-        size: How many patches each token stands for, `[B, N]`; None where it is one for all.
+        size: How many patches each token stands for, `[B, N]`; None if each is one.
         stage: The counts, and the margin of the block.
         class_token: Whether the first token is one.
 

@@ -29,12 +29,21 @@ def list_reducers() -> list[str]:
 
 
 def reducer_for(name: str, method: str) -> str:
-    """The reducer that `auto` means: condensation belongs to TCA; other methods see whole images unless told."""
+    """The reducer that `auto` stands for: `tca` for TCA, `none` for other methods, which are published without one.
+
+    Args:
+        name: One of `list_reducers()`, or `auto`.
+        method: Name of the method.
+    """
     return name if name != "auto" else "tca" if method == "tca" else "none"
 
 
 def resolve_reducer(name: str, base: Condensation) -> Condensation:
-    """The named reducer at the R and in the blocks of `base`.
+    """The named reducer at the R and in the blocks of a preset.
+
+    Args:
+        name: One of `list_reducers()`.
+        base: The preset's condensation.
 
     Raises:
         ConfigError: The name is unknown, or the reducer has no use for a setting of `base`.

@@ -22,11 +22,17 @@ class Stage:
     """What one condensing block does with the n patch tokens that enter it."""
 
     patches: int
+    """n, patch tokens that enter."""
     keep: int
+    """Tokens that stay as they are; with rule=`sampling`, at most."""
     ambiguous: int
+    """Tokens that are merged into centres or into other tokens."""
     pruned: int
+    """Tokens that are dropped, or fused into one."""
     centres: int
+    """Coreset centres the ambiguous tokens are merged into."""
     fused: int
+    """1 if the pruned tokens leave as one token, else 0."""
     margin: float = 0.0
     """With rule=`energy`: the cosine below which two tokens count as different."""
 
@@ -49,11 +55,18 @@ def rate_of(R: float) -> float:
 
 
 def stage(n: int, config: Condensation) -> Stage:
-    """Counts for n patch tokens; for matching, `ambiguous` are merged into the kept ones, for sampling `keep` is a cap.
+    """Counts of a block; for matching, `ambiguous` are merged into the kept ones, for sampling `keep` is a cap.
 
     `table` and `rate` follow the released code, whose m = n + 1 − left counts the class token among the pruned ones:
     of 3m − 1 tokens that are not kept, 2m are merged and m − 1 pruned. `exact` lets floor(R·n) tokens leave, `keep`
     keeps ceil(R·n) and adds what the rest is condensed to (EViT's rule). `merge` counts the class token, as released.
+
+    Args:
+        n: Patch tokens that enter the block.
+        config: R and the rules.
+
+    Raises:
+        ConfigError: No token would be kept.
     """
     if config.rule == "matching":
         return matched(n, math.floor(round((1 - config.R) * (n + 1), 9)))
@@ -90,7 +103,12 @@ def stage(n: int, config: Condensation) -> Stage:
 
 
 def matched(n: int, r: int) -> Stage:
-    """r of n patch tokens merged into others; at most half of them can be."""
+    """Counts of a block that merges tokens into other tokens.
+
+    Args:
+        n: Patch tokens that enter the block.
+        r: Tokens to merge; at most half of them can be.
+    """
     r = min(r, n // 2)
     return Stage(patches=n, keep=n - r, ambiguous=r, pruned=0, centres=0, fused=0)
 
@@ -98,20 +116,35 @@ def matched(n: int, r: int) -> Stage:
 def mean_left(depth: int, config: Condensation) -> float:
     """The share of the tokens left, averaged over blocks, if the fraction R survived each of `layers`.
 
-    Reducers that work in every block leave as much, so that the same R costs about the same for all.
+    Reducers that work in every block leave as many on average, so that the same R costs about the same for all.
+
+    Args:
+        depth: Number of blocks.
+        config: R and the blocks.
     """
     return sum(config.R ** sum(i <= j for i in config.layers) for j in range(depth)) / depth
 
 
 def even_merges(patches: int, depth: int, config: Condensation) -> int:
-    """Tokens r to merge in every block: given, or by `mean_left`."""
+    """Tokens r to merge in every block: `config.r`, or else what `mean_left` comes to.
+
+    Args:
+        patches: Patch tokens that enter the first block.
+        depth: Number of blocks.
+        config: r, or R and the blocks.
+    """
     if config.r is not None:
         return config.r
     return max(1, round(patches * (1 - mean_left(depth, config)) / ((depth + 1) / 2)))
 
 
 def share_left(depth: int, config: Condensation) -> float:
-    """The share ρ of its tokens that every block leaves: ρ + ρ² + … averaged over blocks is `mean_left`."""
+    """The share ρ of its tokens that every block leaves, such that ρ + ρ² + … averaged over blocks is `mean_left`.
+
+    Args:
+        depth: Number of blocks.
+        config: R and the blocks.
+    """
     low, high, wanted = 0.0, 1.0, mean_left(depth, config)
     for _ in range(50):
         middle = (low + high) / 2
@@ -121,7 +154,13 @@ def share_left(depth: int, config: Condensation) -> float:
 
 
 def in_every_block(patches: int, depth: int, config: Condensation) -> Schedule:
-    """The stages of a reducer that works in all blocks."""
+    """The stages of a reducer that works in all blocks.
+
+    Args:
+        patches: Patch tokens that enter the first block.
+        depth: Number of blocks.
+        config: The reducer, with counts=`even` or `share`.
+    """
     stages: list[Stage] = []
     even = config.counts == "even"
     r, rho = (even_merges(patches, depth, config), 1.0) if even else (0, share_left(depth, config))
@@ -138,7 +177,16 @@ def in_every_block(patches: int, depth: int, config: Condensation) -> Schedule:
 
 @lru_cache(maxsize=256)
 def schedule(patches: int, depth: int, config: Condensation) -> Schedule:
-    """One `Stage` per condensing block of a tower with `depth` blocks, None for the others."""
+    """One `Stage` for every condensing block of a tower, None for the others.
+
+    Args:
+        patches: Patch tokens that enter the first block.
+        depth: Number of blocks.
+        config: The reducer.
+
+    Raises:
+        ConfigError: A condensing block does not exist, or a block would keep no token.
+    """
     if config.active and config.layers[-1] >= depth:
         raise ConfigError(
             f"block {config.layers[-1]} of layers={config.layers} does not exist: the tower has {depth} blocks, "

@@ -23,7 +23,7 @@ def fuse_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, cla
     Args:
         x: Tokens, `[B, N, D]`.
         metric: What they are compared by, `[B, N, d]`.
-        size: How many patches each token stands for, `[B, N]`; None where it is one for all.
+        size: How many patches each token stands for, `[B, N]`; None if each is one.
         stage: The counts; a block either drops or merges.
         class_token: Whether the first token is one; it is neither dropped nor merged.
 

@@ -13,7 +13,7 @@ from lessmore.core.condense.schedule import Stage
 
 
 class Matching(NamedTuple):
-    """Tokens at even places, the class token among them, against tokens at odd places."""
+    """Which tokens at even places, the class token among them, are merged into tokens at odd places."""
 
     stay: Tensor
     """[B, a − r] int64: even tokens that remain, numbered among the even ones, in their new order."""
@@ -24,10 +24,15 @@ class Matching(NamedTuple):
 
 
 def match(metric: Tensor, r: int, class_token: bool) -> Matching:
-    """The r most similar pairs by metric [B, N, d], where every even token may go to its most similar odd one.
+    """The r most similar pairs of an even token and the odd token most similar to it.
 
-    The class token never goes, and with one the remaining even tokens keep their order; without one they are ordered
-    by similarity, as published.
+    The class token is never merged. If there is one, the remaining even tokens keep their order; otherwise they are
+    ordered by similarity, as published.
+
+    Args:
+        metric: What tokens are compared by, `[B, N, d]`.
+        r: Pairs to find.
+        class_token: Whether the first token is one.
     """
     unit = F.normalize(metric.detach().to(torch.promote_types(metric.dtype, torch.float32)), dim=-1)
     similarity = unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)
@@ -40,7 +45,15 @@ def match(metric: Tensor, r: int, class_token: bool) -> Matching:
 
 
 def merge(x: Tensor, matching: Matching) -> Tensor:
-    """Sums of matched tokens [B, N, D] → [B, N − r, D]: the even ones that stay, then the odd ones."""
+    """Add matched tokens up.
+
+    Args:
+        x: Tokens, `[B, N, D]`.
+        matching: The pairs.
+
+    Returns:
+        `[B, N − r, D]`: the even tokens that stay, then the odd ones.
+    """
     even, odd = x[:, ::2], x[:, 1::2]
     pairs = F.one_hot(matching.partner, odd.shape[1]).to(x.dtype)
     return torch.cat(
@@ -49,7 +62,12 @@ def merge(x: Tensor, matching: Matching) -> Tensor:
 
 
 def targets(matching: Matching, N: int) -> Tensor:
-    """Where each of the N tokens went: its position among those that `merge` returns, [B, N] int64."""
+    """Where each token went: its position among those that `merge` returns, `[B, N]` int64.
+
+    Args:
+        matching: The pairs.
+        N: Tokens before merging.
+    """
     stay, away, partner = matching
     left = stay.shape[1]
     target = stay.new_empty(len(stay), N)
@@ -59,9 +77,17 @@ def targets(matching: Matching, N: int) -> Tensor:
 
 
 def merge_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, class_token: bool) -> Condensed:
-    """Merge `stage.ambiguous` of the tokens x [B, N, D] into others, by size-weighted means.
+    """Merge `stage.ambiguous` of the tokens into others, by size-weighted means.
 
-    metric: [B, N, d]. size: how many patches each token stands for, [B, N]; None where it is one for all.
+    Args:
+        x: Tokens, `[B, N, D]`.
+        metric: What they are compared by, `[B, N, d]`.
+        size: How many patches each token stands for, `[B, N]`; None if each is one.
+        stage: The counts.
+        class_token: Whether the first token is one; it is never merged.
+
+    Returns:
+        Tokens in the order of `merge`, with their sizes.
     """
     matching = match(metric, stage.ambiguous, class_token)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
