@@ -73,18 +73,18 @@ class Adapter:
         return list(self._classes.names)
 
     def add_classes(self, classes: ClassNames) -> None:
-        """Go on with more classes, at the end of the list. What was learned stays; a new class starts as unseen.
+        """Append classes to the list. What was learned stays; a new class starts as unseen.
 
         Args:
             classes: Names, or groups of names where the class list has groups.
 
         Raises:
-            ConfigError: A name cannot be used, or the method cannot follow a class list. Nothing has changed then.
+            ConfigError: A name cannot be used, or the method cannot follow a class list. Then nothing has changed.
         """
         self._change_classes(*self._classes.added(classes))
 
     def remove_classes(self, classes: Iterable[str]) -> None:
-        """Go on without some classes. What was learned of the others stays, and so does their order.
+        """Remove classes from the list. What was learned about the others stays, and so does their order.
 
         Raises:
             ConfigError: A name is not in the list, none would be left, or the method cannot follow a class list.
@@ -95,6 +95,10 @@ class Adapter:
         """Give a class another name, or several by a mapping from old to new ones.
 
         Prompts and embeddings are those of the new name; what was learned of the class's images stays.
+
+        Args:
+            old: The present name, or a mapping from present to new names.
+            new: The new name; None with a mapping.
 
         Raises:
             ConfigError: A name is not in the list or cannot be used, or the method cannot follow a class list.

@@ -18,7 +18,20 @@ _WIDTH = 12.0  # of a full bar, in em
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """The answer for one image. Score tensors are float32 on the CPU and sum to one."""
+    """The answer for one image. Score tensors are float32 on the CPU and sum to one.
+
+    Example:
+        >>> import lessmore
+        >>> from PIL import Image
+        >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)
+        >>> prediction = adapter(Image.new("RGB", (32, 32), "red"), trace=True)
+        >>> prediction.label, prediction.index, prediction.changed, prediction.refused
+        ('red circle', 0, False, False)
+        >>> [label for label, probability in prediction.top(2)]
+        ['red circle', 'blue square']
+        >>> len(prediction.trace.blocks)
+        5
+    """
 
     label: str
     """The class answered, as it stands in the class list."""

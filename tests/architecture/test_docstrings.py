@@ -24,6 +24,7 @@ ROOMS: tuple[str, ...] = (
     "lab",
     "methods",
     "models",
+    "prediction.py",
     "prompts.py",
     "registry.py",
     "storage",

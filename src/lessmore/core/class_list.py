@@ -72,7 +72,12 @@ class ClassChange(NamedTuple):
 
 
 def follow_classes(state: StreamState, change: ClassChange) -> StreamState:
-    """The state of a stream whose class list has changed; `state` stays as it is."""
+    """The state of a stream after a change of its class list.
+
+    Args:
+        state: The state with the old list; it stays as it is.
+        change: How the list changed.
+    """
     tensors, C = state.named(), len(change.source)
     for name in BY_CLASS:
         old = tensors[name]
