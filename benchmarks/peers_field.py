@@ -31,7 +31,7 @@ from tqdm import tqdm
 import lessmore
 from lessmore.config import preset
 from lessmore.core.encoder import PLAIN, Encoded, encode
-from lessmore.methods import Setup, make
+from lessmore.methods import Setup, make_method
 from lessmore.models.vlm import VLM
 from lessmore.storage.files import write_json
 
@@ -231,7 +231,7 @@ PEERS = {
 def ours(method: str, shelf: Shelf, options: dict[str, Any], dtype: torch.dtype) -> Tensor:
     """Our scores `[n, C]` in that precision."""
     setup = Setup(shelf.vlm.vision, shelf.text.to(dtype), shelf.scale, preset("default"), options=options)
-    stream: Any = make(method, setup)
+    stream: Any = make_method(method, setup)
     features = shelf.features.to(dtype)
     return torch.stack([stream.answer(Encoded(f[None], f.new_empty(1, 0, 0), [])).scores for f in features])
 

@@ -25,7 +25,7 @@ def run(method: Any, features: Tensor) -> Tensor:
 
 
 def test_the_methods_of_this_suite_are_found() -> None:
-    assert {"bca", "dota", "ecalp", "lsa", "neo", "oga", "onzeta"} <= set(NAMES)
+    assert {"bca", "dota", "ecalp", "lsa", "neo", "oga", "onzeta", "stata"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -32,6 +32,7 @@ from lessmore.methods.context import frame_prompts, write_context
 from lessmore.methods.difftpt import image_key
 from lessmore.methods.feature_stream import FeatureStream
 from lessmore.methods.registry import find_method, method_options, split_options
+from lessmore.methods.tent import TentOptions
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
 from tests.random_towers import CLASS, MAP, make_vlm
@@ -64,6 +65,10 @@ def small_options(method: str, vlm: VLM, folder: Path, words: str = "a photo of 
         options["words"] = words
     if "margin" in names:
         options["margin"] = 1.0  # every sample is reliable, so that what there is to do is done
+    if "difference" in names:
+        options["difference"] = -1.0  # and none loses too little
+    if kind is not None and issubclass(kind, TentOptions):
+        options["window"] = 1
     if "context" in names:
         options["context"] = str(_context(method, vlm, folder / f"{method}.safetensors", words))
     if "variations" in names:
@@ -225,7 +230,10 @@ def b16() -> VLM:
     return VLM(*towers, 100.0, 0.0, tokenizer, lambda image: torch.zeros(3, 224, 224), "clip", "b16")
 
 
-@pytest.mark.parametrize(("method", "expected"), [("tent", 40_960), ("sar", 31_744), ("tpt", 2_048), ("ctpt", 2_048)])
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("tent", 40_960), ("sar", 31_744), ("deyo", 31_744), ("batclip", 65_536), ("tpt", 2_048), ("ctpt", 2_048)],
+)
 def test_learnable_parameters_of_b16(b16: VLM, method: str, expected: int) -> None:
     name = {"ctpt": "c-tpt"}.get(method, method)
     text = torch.empty(10, 512, device="meta")

@@ -52,6 +52,8 @@ class Encoded(NamedTuple):
     """Summary token after every block, [B, L, D]."""
     steps: list[Step]
     """What each condensing block did, shallow to deep."""
+    length: Tensor | None = None
+    """The feature's length before it was normalised, `[B]`; None where the encoder did not keep it."""
 
 
 class Attended(NamedTuple):
@@ -141,7 +143,7 @@ def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorPr
             steps.append(Step(i, done.stage, done.target, None if anchor is None else anchor.label))
     feature = vit.pool(x, seen(size, config))
     wide = feature.to(torch.promote_types(feature.dtype, torch.float32))
-    return Encoded(F.normalize(wide, dim=-1), torch.stack(summaries, dim=1), steps)
+    return Encoded(F.normalize(wide, dim=-1), torch.stack(summaries, dim=1), steps, wide.norm(dim=-1))
 
 
 def seen(size: Tensor | None, config: Condensation) -> Tensor | None:

@@ -147,7 +147,7 @@ class Shards:
             name: The image's id in the stream.
             entry: Its encoding; one with NaN or infinity is not kept.
         """
-        feature, tokens, _ = entry.encoded
+        feature, tokens = entry.encoded.feature, entry.encoded.tokens
         if not bool(feature.isfinite().all() and tokens.isfinite().all()):
             return
         tokens = tokens.cpu() if self.tokens else feature.new_empty(1, 0, 0, device="cpu")
@@ -204,5 +204,5 @@ class CachedEncoder:
 
     def _placed(self, entry: CachedEncoding) -> CachedEncoding:
         device = self.vision.positions.device
-        feature, tokens, steps = entry.encoded
-        return CachedEncoding(Encoded(feature.to(device), tokens.to(device), steps), entry.kept)
+        feature, tokens = entry.encoded.feature, entry.encoded.tokens
+        return CachedEncoding(Encoded(feature.to(device), tokens.to(device), entry.encoded.steps), entry.kept)

@@ -6,10 +6,12 @@ Read `zeroshot.py` first, then `tca.py`; `registry.py` has the contract.
 """
 
 from lessmore.methods import (  # noqa: F401  (registers them)
+    batclip,
     bca,
     cocoop,
     coop,
     ctpt,
+    deyo,
     difftpt,
     dota,
     ecalp,
@@ -19,6 +21,7 @@ from lessmore.methods import (  # noqa: F401  (registers them)
     oga,
     onzeta,
     sar,
+    stata,
     tca,
     tda,
     tent,

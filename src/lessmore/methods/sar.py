@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
+from lessmore.core.encoder import Encoded
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Setup, register_method
-from lessmore.methods.tent import Tent, TentOptions, entropy
+from lessmore.methods.tent import Tent, TentOptions, entropy, last_blocks
 from lessmore.storage.state import Form, finite_problem
 
 _DECAY = 0.9
@@ -61,9 +62,7 @@ class SAR(Tent):
     average: Tensor
 
     def __init__(self, setup: Setup, options: SAROptions) -> None:
-        depth = setup.vision.shape.blocks.depth
-        first = depth - math.floor(options.frozen * depth)
-        self.above = tuple(f"blocks.{i}." for i in range(first, depth))
+        self.above = last_blocks(setup.vision, options.frozen)
         self.bound = options.margin * math.log(len(setup.text))
         super().__init__(setup, options)
 
@@ -71,11 +70,12 @@ class SAR(Tent):
         """Whether the affine of that name is learnt: all but those of the last blocks."""
         return not name.startswith(self.above)
 
-    def adapt(self, pixels: Tensor, logits: Tensor) -> None:
+    def adapt(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> None:
         """The two steps on one batch, from its reliable samples; none if no sample is reliable.
 
         Args:
             pixels: `[B, 3, H, W]`.
+            encoded: What the tower made of them, with gradients attached.
             logits: The tower's answers to them, with gradients attached, `[B, C]`.
         """
         uncertain = entropy(logits)

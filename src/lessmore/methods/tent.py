@@ -5,14 +5,17 @@ Tent was written for batches. Here a batch is one image (`window=1`), or `window
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
+from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Facts, Outcome, Setup, register_method
@@ -21,6 +24,7 @@ from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.storage.state import Form
 
 _BATCH = 64
+Tower = TypeVar("Tower", ViT, TextTower)
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,12 @@ def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def with_own_norms(vision: ViT) -> ViT:
+def with_own_norms(tower: Tower) -> Tower:
     """A tower with LayerNorms of its own; other weights are shared, unless they have to be widened to float32."""
     with torch.device("meta"):
-        own = type(vision)(vision.shape).requires_grad_(False)
+        own = type(tower)(tower.shape).requires_grad_(False)
     norms = set(norm_affines(own))
-    weights = {k: v.to(gradient_dtype(v.dtype), copy=k in norms) for k, v in vision.state_dict().items()}
+    weights = {k: v.to(gradient_dtype(v.dtype), copy=k in norms) for k, v in tower.state_dict().items()}
     own.load_state_dict(weights, assign=True)
     return own.eval()
 
@@ -76,22 +80,42 @@ def norm_affines(tower: nn.Module) -> dict[str, nn.Parameter]:
     return {f"{name}.{part}": weight for name, layer in layers for part, weight in layer.named_parameters()}
 
 
+def last_blocks(vision: ViT, share: float) -> tuple[str, ...]:
+    """How the names of the weights of a tower's last blocks begin.
+
+    Args:
+        vision: The tower.
+        share: Fraction of its blocks, rounded down; 0.25 is blocks 9 to 11 of 12.
+    """
+    depth = vision.shape.blocks.depth
+    return tuple(f"blocks.{i}." for i in range(depth - math.floor(share * depth), depth))
+
+
 @register_method("tent", TentOptions)
 class Tent:
     """Holds the affines, their momentum, and the images gathered for the next step."""
+
+    buffers: ClassVar[dict[str, str]] = {"momentum": "momentum_buffer"}
+    """What the optimiser remembers of every affine: the name in a saved state, and the optimiser's."""
 
     def __init__(self, setup: Setup, options: TentOptions) -> None:
         self.setup = setup
         self.options = options
         self.tower = with_own_norms(setup.vision)
-        self.affines = {k: v.requires_grad_() for k, v in norm_affines(self.tower).items() if self.learns(k)}
+        self.affines = {k: v.requires_grad_() for k, v in self.norms().items() if self.learns(k)}
         self.start = {k: v.detach().clone() for k, v in self.affines.items()}
-        # As the method's papers count: the text tower's last norm is on their list, though no gradient reaches it.
-        idle = 0 if setup.vlm is None else sum(p.numel() for p in setup.vlm.text.norm_post.parameters())
-        learnable = idle + sum(v.numel() for v in self.start.values())
+        learnable = self.idle() + sum(v.numel() for v in self.start.values())
         self.facts = Facts(False, "online", needs_gradients=True, learnable_parameters=learnable)
         self.waiting: Tensor
         self.reset()
+
+    def norms(self) -> dict[str, nn.Parameter]:
+        """The affines there are, by name."""
+        return norm_affines(self.tower)
+
+    def idle(self) -> int:
+        """Parameters of the text tower's last norm: on the papers' list, though no gradient reaches them."""
+        return 0 if self.setup.vlm is None else sum(p.numel() for p in self.setup.vlm.text.norm_post.parameters())
 
     def learns(self, name: str) -> bool:
         """Whether the affine of that name is learnt."""
@@ -102,21 +126,23 @@ class Tent:
         batch = torch.cat([pixels.to(self.waiting), self.waiting])
         if len(batch) < self.options.window:
             self.waiting = batch
-            encoded = self.encode(pixels)
-            return self._outcome(pixels, encoded, self.logits(encoded).detach())
+            with torch.no_grad():
+                encoded = self.encode(pixels)
+                return self._outcome(pixels, encoded, self.logits(encoded))
         self.waiting = batch[:0]
         with torch.enable_grad():
             encoded = self.encode(batch)
             logits = self.logits(encoded)
             outcome = self._outcome(pixels, encoded, logits.detach())
-            self.adapt(batch, logits)
+            self.adapt(batch, encoded, logits)
         return outcome
 
-    def adapt(self, pixels: Tensor, logits: Tensor) -> None:
+    def adapt(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> None:
         """One step on a batch.
 
         Args:
             pixels: `[B, 3, H, W]`.
+            encoded: What the tower made of them, with gradients attached.
             logits: The tower's answers to them, with gradients attached, `[B, C]`.
         """
         self.step(self.gradients(entropy(logits).mean()))
@@ -145,7 +171,8 @@ class Tent:
     def _outcome(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> Outcome:
         """The answer for the first image of the batch, with that of the original tower as zero-shot."""
         with torch.no_grad():
-            before = self.logits(encode(self.setup.vision, pixels, self.setup.preset.condensation))[0]
+            plain = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+            before = zero_shot_logits(plain, self.setup.text, self.setup.logit_scale)[0]
         return Outcome(before, logits[0].softmax(dim=-1), before.softmax(dim=-1), None, first_view_steps(encoded.steps))
 
     def reset(self) -> None:
@@ -159,21 +186,26 @@ class Tent:
         with torch.no_grad():
             for name, weight in self.affines.items():
                 weight.copy_(self.start[name])
+        self.optimiser = self.new_optimiser()
+
+    def new_optimiser(self) -> torch.optim.Optimizer:
+        """An optimiser of the affines that has made no step."""
         chosen = self.options
-        self.optimiser = torch.optim.SGD(
-            self.affines.values(), chosen.rate, momentum=chosen.momentum, nesterov=chosen.nesterov
-        )
+        return torch.optim.SGD(self.affines.values(), chosen.rate, momentum=chosen.momentum, nesterov=chosen.nesterov)
 
     def state(self) -> dict[str, Tensor]:
-        """Affines, momenta (none before the first step) and gathered images; independent copies."""
+        """Affines, the optimiser's buffers (none before the first step) and gathered images; independent copies."""
         affines = {f"affine.{k}": v.detach().clone() for k, v in self.affines.items()}
-        momenta = {f"momentum.{k}": v.clone() for k, v in self._momenta().items()}
-        return {**affines, **momenta, "waiting": self.waiting.clone()}
+        return {**affines, **self._buffers(), "waiting": self.waiting.clone()}
 
     def state_forms(self) -> dict[str, Form]:
-        """Momenta appear with the first step; fewer images than a window are waiting."""
+        """Buffers appear with the first step; fewer images than a window are waiting."""
         forms = {f"affine.{k}": Form(v.dtype, tuple(v.shape)) for k, v in self.affines.items()}
-        forms |= {f"momentum.{k}": Form(v.dtype, tuple(v.shape), required=False) for k, v in self.affines.items()}
+        for name, kept in self.buffers.items():
+            for k, v in self.affines.items():
+                alone = kept == "step"  # a number, and on the CPU
+                shape, dtype = ((), torch.float32) if alone else (tuple(v.shape), v.dtype)
+                forms[f"{name}.{k}"] = Form(dtype, shape, required=False)
         waiting = Form(self.waiting.dtype, (range(self.options.window), *self.waiting.shape[1:]))
         return {**forms, "waiting": waiting}
 
@@ -181,16 +213,23 @@ class Tent:
         """Go on from a `state()`, from any device."""
         self.reset()
         with torch.no_grad():
-            for name, weight in self.affines.items():
-                weight.copy_(state[f"affine.{name}"])
-                if f"momentum.{name}" in state:
-                    momentum = state[f"momentum.{name}"].to(weight, copy=True)
-                    self.optimiser.state[weight]["momentum_buffer"] = momentum
+            for k, weight in self.affines.items():
+                weight.copy_(state[f"affine.{k}"])
+                for name, kept in self.buffers.items():
+                    if f"{name}.{k}" in state:
+                        found = state[f"{name}.{k}"]
+                        device = "cpu" if kept == "step" else weight.device
+                        self.optimiser.state[weight][kept] = found.to(device, copy=True)
         self.waiting = state["waiting"].to(self.waiting, copy=True)
 
-    def _momenta(self) -> dict[str, Tensor]:
-        buffers = {k: self.optimiser.state[v].get("momentum_buffer") for k, v in self.affines.items()}
-        return {k: v for k, v in buffers.items() if v is not None}
+    def _buffers(self) -> dict[str, Tensor]:
+        """What the optimiser remembers, under the names of the state; independent copies."""
+        found = {
+            f"{name}.{k}": self.optimiser.state[v].get(kept)
+            for name, kept in self.buffers.items()
+            for k, v in self.affines.items()
+        }
+        return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
 
     def slots(self) -> None:
         """No memory of single images."""

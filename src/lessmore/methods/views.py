@@ -63,7 +63,7 @@ def make_views(
     else:
         plain = vlm.preprocess(image)
         levels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-    draw = torch.Generator().manual_seed(_content_seed(levels, seed))
+    draw = torch.Generator().manual_seed(content_seed(levels, seed))
     levels, size = levels.to(vlm.device).float(), vlm.vision.shape.image_size
     crops = torch.stack([random_crop(levels, size, options.smallest, draw) for _ in range(options.views - 1)])
     if mixed:
@@ -112,7 +112,13 @@ def _resized(crop: Tensor, size: int) -> Tensor:
     return F.interpolate(crop[None], (size, size), mode="bilinear", antialias=True)[0].round()
 
 
-def _content_seed(levels: Tensor, seed: int) -> int:
+def content_seed(levels: Tensor, seed: int) -> int:
+    """A seed that depends on a picture and on a number, and on nothing else.
+
+    Args:
+        levels: The picture, on the CPU.
+        seed: The number.
+    """
     digest = hashlib.blake2b(f"{seed} {tuple(levels.shape)}".encode(), digest_size=8)
     digest.update(levels.contiguous().numpy().tobytes())
     return int.from_bytes(digest.digest(), "big")
