@@ -49,7 +49,7 @@ from lessmore.lab.spec import RunSpec
 from lessmore.methods import Setup, make_method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.load import load
-from lessmore.paper.plan import DatasetCache, ReproductionRequest, distinct, finished, plan_table
+from lessmore.paper.plan import DatasetCache, ReproductionRequest, distinct_runs, finished_runs, plan_table
 from lessmore.paper.tables import find_table
 
 _IMPORTED_BEFORE_THE_FORK = (scipy.stats, torchmetrics.functional.classification)
@@ -271,8 +271,8 @@ def missing(args: argparse.Namespace, datasets: DatasetCache) -> list[RunSpec]:
     request = ReproductionRequest(
         args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common
     )
-    runs = distinct(plan_table(find_table(name), request, datasets) for name in args.tables)
-    done = finished(Path(args.output) / "runs")
+    runs = distinct_runs(plan_table(find_table(name), request, datasets) for name in args.tables)
+    done = finished_runs(Path(args.output) / "runs")
     return [spec for key, spec in runs.items() if key not in done and spec.method in args.methods]
 
 

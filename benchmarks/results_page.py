@@ -19,7 +19,7 @@ from lessmore.errors import ConfigError
 from lessmore.lab.report.escape import markdown
 from lessmore.lab.report.grid import TablePage
 from lessmore.lab.report.write import markdown_table
-from lessmore.paper.show import page
+from lessmore.paper.show import table_page
 from lessmore.paper.stored import read_table
 from lessmore.storage.files import replacing
 
@@ -65,7 +65,7 @@ def tables(repository: Path) -> str:
 
 def of_model(values: list[Mapping[str, Any]], prose: Path) -> list[str]:
     """Heading, what holds for all tables, and the tables."""
-    pages = [page(value) for value in values]
+    pages = [table_page(value) for value in values]
     common = [note for note in pages[0].notes if len(pages) > 1 and all(note in other.notes for other in pages)]
     parts = [f"## The paper's tables, with {values[0]['model']}", *map(markdown, common)]
     for value, shown in zip(values, pages, strict=True):

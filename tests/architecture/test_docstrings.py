@@ -24,6 +24,7 @@ ROOMS: tuple[str, ...] = (
     "lab",
     "methods",
     "models",
+    "paper",
     "prediction.py",
     "prompts.py",
     "registry.py",

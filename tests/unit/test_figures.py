@@ -43,8 +43,8 @@ from lessmore.paper.figures import (
     save_run_plots,
     theory,
 )
-from lessmore.paper.figures.leave_one_out import Effect, correlation, cosines_without
-from lessmore.paper.figures.request import FigureSample, at_ratio, online, plain, samples
+from lessmore.paper.figures.leave_one_out import RemovalEffect, correlation, cosines_without
+from lessmore.paper.figures.request import FigureSample, at_ratio, json_data, online, samples
 from lessmore.paper.figures.trace import token_features, trace_blocks
 from tests.small_runs import draw_folder
 
@@ -95,7 +95,7 @@ def test_leaving_a_token_out_is_really_leaving_it_out(model: str, ask: Any) -> N
 
 def test_correlation_is_spearmans() -> None:
     rng = np.random.default_rng(0)
-    found = Effect(0.5, rng.normal(size=40), rng.random(40))
+    found = RemovalEffect(0.5, rng.normal(size=40), rng.random(40))
     assert correlation(found) == pytest.approx(spearmanr(found.attention, found.change).statistic)
 
 
@@ -204,7 +204,7 @@ def test_heads_are_ranked_and_outliers_found() -> None:
     rows = torch.tensor(
         [[0.90, 0.04, 0.03, 0.02, 0.01], [0.01, 0.33, 0.31, 0.20, 0.15], [0.01, 0.30, 0.32, 0.22, 0.15]]
     )
-    seen = heads.views(rows, keep=3)
+    seen = heads.head_views(rows, keep=3)
     assert seen.ranks.tolist() == [0 + 4 + 4, 1 + 0 + 1, 2 + 1 + 0, 3 + 2 + 2, 4 + 3 + 3]
     assert seen.kept["mean"].tolist() == [True, True, True, False, False]
     assert seen.kept["rank"].tolist() == [False, True, True, True, False]
@@ -297,7 +297,7 @@ def test_a_rate_gives_way_to_R() -> None:
 
 def test_plain_data_is_json() -> None:
     value = {"a": torch.tensor([1.0, 1 / 3]), 2: np.float64(math.nan), "c": (np.int64(3), True, None, "x")}
-    assert plain(value) == {"a": [1.0, 0.333333], "2": None, "c": [3, True, None, "x"]}
+    assert json_data(value) == {"a": [1.0, 0.333333], "2": None, "c": [3, True, None, "x"]}
 
 
 @pytest.fixture(scope="module")
@@ -313,10 +313,11 @@ def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory, vlms: dict[str,
 def test_plots_of_runs_agree_with_their_summaries(runs: Path) -> None:
     evit, tca = sorted(plots.lines_of([runs]), key=lambda line: line.label == "tca, R = 0.9")
     assert (evit.label, tca.label) == ("zeroshot, evit, R = 0.7", "tca, R = 0.9") and len(tca.runs) == 2
-    sure, right, counts = plots.plot_reliability(evit.rows, "prediction", "probability")
-    assert counts.sum() == 12
-    error = float((counts * np.abs(sure - right)).sum() / counts.sum())
-    assert error == pytest.approx(evit.mean("metrics", "ece"), abs=1e-6)
+    of_evit, _ = plots.plot_calibration([evit, tca]).data["lines"]
+    sure, right, share = (np.asarray(of_evit[name]) for name in ("confidence", "accuracy", "share"))
+    assert share.sum() == pytest.approx(1, abs=1e-5)
+    error = float((share * np.abs(sure - right)).sum())
+    assert error == pytest.approx(evit.mean("metrics", "ece"), abs=1e-5)
     gains = plots.plot_class_gains([evit, tca]).data["lines"]
     for line, found in zip((evit, tca), gains, strict=True):
         total = sum(one["n"] * one["gain"] for one in found["gains"]) / sum(one["n"] for one in found["gains"])
@@ -331,7 +332,7 @@ def load_names(line: plots.PlotLine) -> list[str]:
 
 
 def test_run_plots_are_saved_and_survive_odd_names(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_class_names", lambda run: ["$x_{$ <b>", "a_b^c", "ü" * 60])
+    monkeypatch.setattr(plots.Finished, "header", {"classes": ["$x_{$ <b>", "a_b^c", "ü" * 60]})
     paths = save_run_plots([runs], tmp_path)
     assert [path.name for path in paths] == [f"{name}.{end}" for name in RUN_PLOTS for end in ("png", "svg", "json")]
     assert all(path.stat().st_size > 200 for path in paths)

@@ -10,7 +10,7 @@ from lessmore.config import PRESETS
 from lessmore.lab import demo
 from lessmore.lab.labels import method_label, preset_label, preset_note
 from lessmore.lab.report.tables import result_page, result_table
-from lessmore.paper.show import page
+from lessmore.paper.show import table_page
 from tests.unit.test_tables import summary
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "reproduce"
@@ -36,7 +36,7 @@ def test_stored_tables_name_the_preset_of_every_row_of_tca() -> None:
     files = sorted(RESULTS.glob("*/*.json"))
     assert len(files) > 10
     for file in files:
-        shown = page(json.loads(file.read_text(encoding="utf-8")))
+        shown = table_page(json.loads(file.read_text(encoding="utf-8")))
         ours = [line[0].text for grid in shown.grids[:1] for line in grid.lines]
         assert not [name for name in ours if re.match(r"TCA(?! \()", name)], file
         assert sum("Only preset paper is the paper's TCA" in note for note in shown.notes) == 1, file

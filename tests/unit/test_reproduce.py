@@ -15,9 +15,16 @@ from lessmore.data.registry import expand_names
 from lessmore.errors import ConfigError
 from lessmore.lab.spec import RunSpec
 from lessmore.methods import list_methods
-from lessmore.paper.measured import PaperCell, estimates, grouped, image_means
-from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, identity, plan_table
-from lessmore.paper.printed import PaperTable, paper
+from lessmore.paper.measured import PaperCell, estimates, image_means, per_image_means
+from lessmore.paper.plan import (
+    DatasetCache,
+    ReproductionRequest,
+    check_rows,
+    distinct_runs,
+    plan_table,
+    run_identity,
+)
+from lessmore.paper.printed import PaperTable, paper_tables
 from lessmore.paper.tables import OWN, TABLES, TableRow, find_table
 from tests.small_runs import draw_folder
 
@@ -39,9 +46,9 @@ def follows(table: PaperTable, row: str, average: str) -> float:
     return float(100 * (np.mean(exact) / np.mean([table.accuracy(relative, c) for c in over]) - 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(paper()))
+@pytest.mark.parametrize("name", sorted(paper_tables()))
 def test_averages_of_the_paper_follow_from_its_cells_or_are_marked(name: str) -> None:
-    table = paper()[name]
+    table = paper_tables()[name]
     for row in table.rows.values():
         assert len(row.values) == len(table.columns)
         assert set(row.averages) == set(table.averages)
@@ -52,7 +59,7 @@ def test_averages_of_the_paper_follow_from_its_cells_or_are_marked(name: str) ->
 
 
 def test_every_inconsistency_in_an_average_is_known() -> None:
-    marked = {(t.name, m.row, m.cell) for t in paper().values() for m in t.marks if "average to" in m.why}
+    marked = {(t.name, m.row, m.cell) for t in paper_tables().values() for m in t.marks if "average to" in m.why}
     assert marked == {
         ("cross-dataset", "Diff-TPT", "average"),
         ("ood", "Diff-TPT", "average"),
@@ -61,27 +68,31 @@ def test_every_inconsistency_in_an_average_is_known() -> None:
 
 
 def test_marks_belong_to_rows_and_cells_that_exist() -> None:
-    for table in paper().values():
+    for table in paper_tables().values():
         cells = {"", "gflops", "parameters", *table.columns, *table.averages}
         assert {mark.row for mark in table.marks} <= {"", *table.rows}
         assert {mark.cell for mark in table.marks} <= cells
 
 
 def test_relative_percentages_become_accuracies() -> None:
-    assert paper()["siglip"].accuracy("TCA R=0.9", "eurosat") == pytest.approx(39.86 * 1.2112, abs=0.01)
-    assert paper()["siglip"].accuracy("TCA R=0.9", "average") == pytest.approx(73.81 * 1.0221, abs=0.01)
-    assert paper()["cifar100c"].accuracy("TCA R=0.9", "cifar100c/contrast/5") == pytest.approx(2.69 * 1.1859, abs=0.01)
-    assert paper()["ood"].accuracy("TCA R=0.95", "OOD average") == 59.57
-    assert paper()["ood"].accuracy("TCA R=0.95", "eurosat") is None
-    assert paper()["ood"].accuracy("nobody", "imagenet") is None
+    assert paper_tables()["siglip"].accuracy("TCA R=0.9", "eurosat") == pytest.approx(39.86 * 1.2112, abs=0.01)
+    assert paper_tables()["siglip"].accuracy("TCA R=0.9", "average") == pytest.approx(73.81 * 1.0221, abs=0.01)
+    assert paper_tables()["cifar100c"].accuracy("TCA R=0.9", "cifar100c/contrast/5") == pytest.approx(
+        2.69 * 1.1859, abs=0.01
+    )
+    assert paper_tables()["ood"].accuracy("TCA R=0.95", "OOD average") == 59.57
+    assert paper_tables()["ood"].accuracy("TCA R=0.95", "eurosat") is None
+    assert paper_tables()["ood"].accuracy("nobody", "imagenet") is None
 
 
 def test_ablations_agree_with_the_main_table() -> None:
     """The rows that are the setting of the main table print the values of the main table."""
     same = {"reservoir-strategy": "diversity", "components": "both", "merge-prune": "2:1", "centres": "K=2"}
     for name, row in same.items():
-        for column in paper()[name].columns:
-            assert paper()[name].accuracy(row, column) == paper()["cross-dataset"].accuracy("TCA R=0.9", column)
+        for column in paper_tables()[name].columns:
+            assert paper_tables()[name].accuracy(row, column) == paper_tables()["cross-dataset"].accuracy(
+                "TCA R=0.9", column
+            )
 
 
 def test_tables_are_those_that_were_promised() -> None:
@@ -110,7 +121,7 @@ def test_rows_named_like_the_papers_have_its_settings() -> None:
 
 
 def test_the_papers_methods_are_methods() -> None:
-    for table in paper().values():
+    for table in paper_tables().values():
         for row in table.rows.values():
             assert row.method in list_methods() and row.reducer in list_reducers(), (table.name, row.name)
 
@@ -156,12 +167,14 @@ def test_runs_that_tables_share_are_done_once(photos: str) -> None:
     plans = [
         plan_table(TABLES[name], asked, DatasetCache(None)) for name in ("lambda", "budget", "centres", "merge-prune")
     ]
-    runs = distinct(plans)
+    runs = distinct_runs(plans)
     usual = {name for one in plans for name in [one.rows[i].name for i, _ in one.cells]}
     assert {"λ=8", "R=0.9", "K=2", "2:1"} <= usual  # four names of the preset
     assert len(runs) == (7 + 5 + 4 + 3 - 3) * 2 * 2  # rows, streams, orders
-    assert identity(RunSpec("tiny", photos)) == identity(RunSpec("tiny", photos, options={"lam": 10.0, "K": 4}, R=0.9))
-    assert identity(RunSpec("tiny", photos)) != identity(RunSpec("tiny", photos, seed=1))
+    assert run_identity(RunSpec("tiny", photos)) == run_identity(
+        RunSpec("tiny", photos, options={"lam": 10.0, "K": 4}, R=0.9)
+    )
+    assert run_identity(RunSpec("tiny", photos)) != run_identity(RunSpec("tiny", photos, seed=1))
 
 
 def test_zero_shot_needs_one_order_and_tuned_rows_their_own_data(photos: str) -> None:
@@ -203,7 +216,7 @@ def cell(right: np.ndarray, plain: np.ndarray, data: str = "a") -> PaperCell:
     """One visit per image."""
     images = np.array([f"{data}{i:04}" for i in range(len(right))])
     values = 100 * np.stack([right, plain], axis=1).astype(float)
-    return PaperCell(({"dataset": {"fingerprint": data}},), grouped(images, values))
+    return PaperCell(({"dataset": {"fingerprint": data}},), per_image_means(images, values))
 
 
 def test_more_orders_of_the_same_answers_leave_the_interval_as_it_is() -> None:
@@ -211,7 +224,7 @@ def test_more_orders_of_the_same_answers_leave_the_interval_as_it_is() -> None:
     right, plain = generator.random(200) < 0.7, generator.random(200) < 0.6
     once = cell(right, plain)
     images = np.concatenate([once.values.images] * 3)
-    thrice = PaperCell(once.summaries, grouped(images, np.concatenate([once.values.means] * 3)))
+    thrice = PaperCell(once.summaries, per_image_means(images, np.concatenate([once.values.means] * 3)))
     assert estimates([once]) == estimates([thrice])
     assert estimates([once])["gain"][0] == pytest.approx(100 * (right.mean() - plain.mean()), abs=1e-3)
 

@@ -27,8 +27,16 @@ from lessmore.paper.compare import compare
 from lessmore.paper.drawn import draw_figures
 from lessmore.paper.dryrun import dry_run
 from lessmore.paper.figures import FIGURES
-from lessmore.paper.measured import gather
-from lessmore.paper.plan import DatasetCache, ReproductionRequest, check_rows, distinct, finished, identity, plan_table
+from lessmore.paper.measured import measured_cells
+from lessmore.paper.plan import (
+    DatasetCache,
+    ReproductionRequest,
+    check_rows,
+    distinct_runs,
+    finished_runs,
+    plan_table,
+    run_identity,
+)
 from lessmore.paper.stored import FORMATS, check_formats, read_table, save_table
 from lessmore.paper.tables import TABLES, TableSpec, find_table
 
@@ -155,13 +163,13 @@ def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]
         print(f"lessmore reproduce: left out: {why}", file=sys.stderr)
     if not any(one.columns for one in plans):
         raise ConfigError("none of the data sets is there; give --root, or others with --dataset")
-    runs = distinct(plans)
+    runs = distinct_runs(plans)
     found, failed = (_collected(runs, folder / "runs"), {}) if args.collect else _follow(runs, folder / "runs", args)
     for one in plans:
         if one.columns:
-            own = {identity(spec) for specs in one.cells.values() for spec in specs}
+            own = {run_identity(spec) for specs in one.cells.values() for spec in specs}
             holes = [why for key, why in failed.items() if key in own]
-            value = compare(one, gather(one, found, folder / "runs"), request, holes)
+            value = compare(one, measured_cells(one, found, folder / "runs"), request, holes)
             print(f"{one.table.name}: {', '.join(map(str, save_table(value, folder, formats)))}", flush=True)
     unread = any(summary["metrics"]["failed"] for summary in found.values())
     return SOME_FAILED if failed or unread else OK
@@ -196,10 +204,10 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
     with closing(_results(list(runs.values()), folder, args.jobs)) as results, progress as bar:
         for number, done in enumerate(results, start=1):
             if done.summary is None:
-                failed[identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"
+                failed[run_identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"
                 bar.write(f"lessmore reproduce: {said}", file=sys.stderr)
             else:
-                found[identity(done.spec)] = done.summary
+                found[run_identity(done.spec)] = done.summary
                 if not args.quiet:
                     bar.write(f"{number}/{len(runs)} {line(done.summary)}")
             bar.update()
@@ -208,7 +216,7 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
 
 def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> FoundRuns:
     """Summaries of finished runs, wherever they were done; neither model nor device has to match."""
-    done = finished(folder)
+    done = finished_runs(folder)
     found = {key: summary for key in runs if key in done and (summary := read_summary(done[key])) is not None}
     print(f"{len(found)} of {len(runs)} runs are done", flush=True)
     return found

@@ -1,4 +1,4 @@
-"""A table of ours beside the paper's: everything it says as one JSON value, from which every other form is made."""
+"""A table of ours beside the paper's, as one JSON value from which every other form is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from lessmore.data.registry import spec_of
 from lessmore.lab.spec import RunSpec
-from lessmore.paper.measured import PaperCell, against, estimates
+from lessmore.paper.measured import PaperCell, estimates, paired_with
 from lessmore.paper.plan import Column, ReproductionRequest, TablePlan
 from lessmore.paper.printed import PaperTable
 from lessmore.paper.tables import TableRow
@@ -22,7 +22,14 @@ SCHEMA = "lessmore.table/1"
 def compare(
     plan: TablePlan, cells: Mapping[tuple[int, int], PaperCell], request: ReproductionRequest, failed: Sequence[str]
 ) -> dict[str, Any]:
-    """The whole table as JSON. No path of this machine is in it."""
+    """The whole table as JSON. It contains no path of this machine.
+
+    Args:
+        plan: Its rows, columns and runs.
+        cells: Results by (row, column); cells without one are absent.
+        request: What the user asked for.
+        failed: Runs that failed, each with the reason, to be listed.
+    """
     table, printed = plan.table, plan.table.paper
     averages = _averages(plan.columns, printed)
     return {
@@ -47,14 +54,14 @@ def compare(
 
 
 def _asked(request: ReproductionRequest) -> dict[str, Any]:
-    """What of the user's request is not said elsewhere in the table."""
+    """The parts of the user's request that the table does not show elsewhere."""
     kept = ("limit", "order", "preset", "templates", "precision")
     common = {name: request.common[name] for name in kept if request.common.get(name) is not None}
     return {"seeds": list(request.seeds), "rows": list(request.rows), "own_data": bool(request.datasets), **common}
 
 
 def _averages(columns: Sequence[Column], printed: PaperTable | None) -> dict[str, list[int]]:
-    """Names of the averages and the numbers of their columns: the paper's where they fit, else clean and corrupted."""
+    """The averages and the numbers of their columns: the paper's where they fit, else clean and corrupted."""
     clean = [j for j, column in enumerate(columns) if column.corruption is None]
     bad = [j for j, column in enumerate(columns) if column.corruption is not None]
     if bad:
@@ -118,7 +125,7 @@ def _against_base(
 ) -> list[PaperCell | None]:
     """Every cell of a row against the one of the table's base; the base itself has nothing to compare with."""
     base = next((i for i, other in enumerate(plan.rows) if other.name == plan.table.base != row.name), -1)
-    return [against(cell, cells.get((base, j))) for j, cell in enumerate(own)]
+    return [paired_with(cell, cells.get((base, j))) for j, cell in enumerate(own)]
 
 
 def _change(cells: Sequence[PaperCell | None]) -> dict[str, Any]:
@@ -128,7 +135,7 @@ def _change(cells: Sequence[PaperCell | None]) -> dict[str, Any]:
 
 
 def _settings(row: TableRow, spec: RunSpec | None) -> dict[str, Any] | None:
-    """What a run was asked, and all that came of it; a tuned row has other values on other data, so only the asking."""
+    """The settings of a row and all that follows from them. A tuned row differs between data sets: its request only."""
     if spec is None:
         return None
     chosen = spec.settings()
@@ -140,7 +147,7 @@ def _settings(row: TableRow, spec: RunSpec | None) -> dict[str, Any] | None:
 
 
 def _cell(cell: PaperCell | None, column: Column, row: TableRow, printed: PaperTable | None) -> dict[str, Any]:
-    """Our figures where there are any, and the paper's, which are of clean images, where it has any."""
+    """Our numbers, if there are any, and the paper's, which are for clean images."""
     paper = printed.accuracy(row.in_paper, column.dataset) if printed and column.corruption is None else None
     beside = {
         "paper": paper,
@@ -166,7 +173,7 @@ def _cell(cell: PaperCell | None, column: Column, row: TableRow, printed: PaperT
 
 
 def _average(cells: Sequence[PaperCell | None], name: str, plan: TablePlan, row: TableRow) -> dict[str, Any]:
-    """Over all columns of the average or not at all, for other means would not compare."""
+    """Over all columns of the average or none, because other means would not compare."""
     printed = plan.table.paper
     over = printed.averages.get(name, ()) if printed else ()
     fits = [c.dataset for c in plan.columns if c.corruption is None and c.dataset in over] == list(over) and bool(over)
@@ -188,7 +195,7 @@ def _gmacs(cells: Sequence[PaperCell]) -> dict[str, float] | None:
 
 
 def _printed(printed: PaperTable) -> dict[str, Any]:
-    """Where the table stands, and the rows and remarks that no row of ours is compared with."""
+    """Where the paper has the table, and its rows and remarks that no row of ours is compared with."""
     return {
         "source": printed.source,
         "place": printed.place,
@@ -207,7 +214,7 @@ def _printed(printed: PaperTable) -> dict[str, Any]:
 
 
 def _provenance(cells: Sequence[PaperCell]) -> dict[str, Any]:
-    """Versions, hardware and weights; more than one where runs of different machines came together."""
+    """Versions, hardware and weights; lists where runs of several machines came together."""
     runs = [summary["provenance"] for cell in cells for summary in cell.summaries]
     names = ("versions", "git", "hardware", "weights", "device", "dtype")
     seen = {name: _unique(run.get(name) for run in runs) for name in names}

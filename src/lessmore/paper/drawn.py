@@ -1,4 +1,4 @@
-"""The paper's figures of the user's model and data: a run's stream and settings become what a figure is drawn from."""
+"""The paper's figures for the user's model and data: a run's stream and settings become the input of a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ _USUAL = {"ood-samples": "imagenet_r"}
 
 
 def draw_figures(name: str, request: ReproductionRequest, folder: Path) -> Iterator[list[Path] | str]:
-    """Draw a figure of every stream asked for, by its first seed; yields the files, or why there are none."""
+    """Draw a figure for every stream asked for, each with its first seed.
+
+    Args:
+        name: A name of `FIGURES`.
+        request: Model, data sets, corruptions and settings.
+        folder: Where the files go.
+
+    Yields:
+        The files of each figure, or the reason why there are none.
+
+    Raises:
+        ConfigError: A data set that the user named cannot be opened.
+    """
     figure, datasets, vlm = FIGURES[name], DatasetCache(request.root), None
     names = expand_names(request.datasets or [_USUAL.get(name, "eurosat")])
     columns = [Column(dataset, bad) for bad in request.corruptions for dataset in names]

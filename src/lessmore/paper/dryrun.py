@@ -1,4 +1,4 @@
-"""What there is to do, in words: the runs of every table, their images and costs, and how long they will take here."""
+"""What there is to do, in words: the runs of every table, their images and costs, and how long they would take here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from lessmore.lab.spec import RunSpec
 from lessmore.lab.weightless import blank_model
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
-from lessmore.paper.estimate import Cost, Throughput, estimate, measure_rates
-from lessmore.paper.plan import DatasetCache, ReproductionRequest, TablePlan, distinct, finished, identity, plan_table
+from lessmore.paper.estimate import Cost, Throughput, estimate_costs, measure_rates
+from lessmore.paper.plan import (
+    DatasetCache,
+    ReproductionRequest,
+    TablePlan,
+    distinct_runs,
+    finished_runs,
+    plan_table,
+    run_identity,
+)
 from lessmore.paper.tables import TableSpec
 
 _TOWERS = {
@@ -26,12 +34,22 @@ _TOWERS = {
 
 
 def tower_of(table: TableSpec) -> str:
-    """Shape of the paper's model, for a dry run without one."""
+    """The shape of the paper's model, for a dry run without a model."""
     return _TOWERS.get(table.paper.model if table.paper else "", "ViT-B-16")
 
 
 def dry_run(tables: Sequence[TableSpec], request: ReproductionRequest, runs_at: Path, jobs: int) -> Iterator[str]:
-    """Lines to print; a wish without a model is for the paper's, of which the shapes are enough."""
+    """Describe the work of some tables.
+
+    Args:
+        tables: The tables.
+        request: What the user asked for. Without a model it means the paper's, whose shapes are enough.
+        runs_at: Folder of runs that may be done already.
+        jobs: Runs at a time, for the estimate.
+
+    Yields:
+        Lines to print.
+    """
     datasets = DatasetCache(request.root)
     missing: dict[str, str] = {}
     models = [request.model or tower_of(table) for table in tables]
@@ -50,16 +68,16 @@ def dry_run(tables: Sequence[TableSpec], request: ReproductionRequest, runs_at: 
 def _of_model(
     plans: Sequence[TablePlan], request: ReproductionRequest, datasets: DatasetCache, runs_at: Path, jobs: int
 ) -> Iterator[str]:
-    """The tables of one model, and all of them together; a run of several tables is counted in the first."""
+    """The tables of one model, then all of them together; a run of several tables counts in the first."""
     tower, vlm = _open(request)
     threads = max(1, torch.get_num_threads() // jobs)
-    pace, runs = measure_rates(tower, threads), distinct(plans)
-    done = finished(runs_at).keys() & runs.keys()
-    costs, new = estimate(runs, vlm, datasets), set(runs) - done
+    pace, runs = measure_rates(tower, threads), distinct_runs(plans)
+    done = finished_runs(runs_at).keys() & runs.keys()
+    costs, new = estimate_costs(runs, vlm, datasets), set(runs) - done
     model = Path(request.model).name
     for one in plans:
         yield f"{one.table.name}: {one.table.title}, with {model}"
-        rows = [[identity(spec) for specs in _of_row(one, i) for spec in specs] for i in range(len(one.rows))]
+        rows = [[run_identity(spec) for specs in _of_row(one, i) for spec in specs] for i in range(len(one.rows))]
         for row, keys in zip(one.rows, rows, strict=True):
             yield f"  {row.name:<36}{_row_text([costs[key] for key in keys])}"
         own = {key for keys in rows for key in keys}
@@ -78,7 +96,7 @@ def _of_row(of: TablePlan, row: int) -> list[tuple[RunSpec, ...]]:
 
 
 def _open(request: ReproductionRequest) -> tuple[ViT, VLM]:
-    """A tower to measure the time of, and a model to count on; a shape alone has no text tower that could run."""
+    """A tower for timing and a model for counting; a shape alone has no text tower that could run."""
     if request.model in SHAPES:
         return ViT(SHAPES[request.model][0]).eval().requires_grad_(False), blank_model(request.model)
     common = {name: request.common[name] for name in ("device", "precision") if name in request.common}
@@ -100,7 +118,7 @@ def _left(costs: Sequence[Cost], pace: Throughput, jobs: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit one would use."""
+    """Seconds in the unit that fits."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

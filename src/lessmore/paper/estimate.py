@@ -1,7 +1,7 @@
 """What runs will cost before any is started: images, multiply-accumulates, and time on this machine.
 
-Two steps are measured, the plain encoding of one image and one answer from a stored encoding; encodings of other cost
-are scaled by their multiply-accumulates. Encodings that runs share count once, as they are made once.
+Two steps are timed: the plain encoding of one image, and one answer from a stored encoding. Other encodings are scaled
+by their multiply-accumulates. Encodings that runs share count once, because they are made once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Throughput:
-    """What this machine takes for one image."""
+    """The time that this machine takes for one image."""
 
     seconds_per_gmac: float
     answer: float
@@ -41,7 +41,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run takes."""
+    """The cost of one run."""
 
     images: int
     gmacs: float
@@ -52,12 +52,18 @@ class Cost:
     """Whether its data are there."""
 
     def seconds(self, pace: Throughput) -> float:
-        """On a machine of that pace."""
+        """The time it takes at a machine's throughput."""
         return self.new_gmacs * pace.seconds_per_gmac + self.images * pace.answer
 
 
-def estimate(runs: Mapping[Hashable, RunSpec], vlm: VLM, datasets: DatasetCache) -> dict[Hashable, Cost]:
-    """Costs of the runs, in their order; a model without weights is enough."""
+def estimate_costs(runs: Mapping[Hashable, RunSpec], vlm: VLM, datasets: DatasetCache) -> dict[Hashable, Cost]:
+    """Costs of runs, in their order; what earlier runs encode costs later ones nothing.
+
+    Args:
+        runs: The runs, by identity.
+        vlm: The model of all of them; its weights are not needed.
+        datasets: Opens their data; a missing data set is estimated from its description.
+    """
     encoded: set[Hashable] = set()
     return {key: _cost(spec, vlm, datasets(spec.dataset), encoded) for key, spec in runs.items()}
 
@@ -79,7 +85,7 @@ def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable]) 
 
 
 def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
-    """Number of images and the classes; of a data set that is not there, what is known of it."""
+    """Number of images, and the classes; for a missing data set, from its description."""
     if isinstance(data, str):
         known = spec_of(spec.dataset)
         share = spec.limit if isinstance(spec.limit, float) and spec.limit < 1 else None
@@ -90,7 +96,13 @@ def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
 
 @torch.no_grad()
 def measure_rates(tower: ViT, threads: int, classes: int = 100) -> Throughput:
-    """A handful of real steps, in as many threads as a run will have."""
+    """Time a few real steps.
+
+    Args:
+        tower: The vision tower.
+        threads: As many as a run will have.
+        classes: C of the answer that is timed.
+    """
     before, device = torch.get_num_threads(), tower.positions.device
     torch.set_num_threads(threads)
     try:

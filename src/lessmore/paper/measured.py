@@ -1,8 +1,8 @@
-"""What the runs of a cell came to, with intervals.
+"""The results of the runs of a cell, with intervals.
 
 An image counts once, however many orders and corruptions it was seen in: values are averaged per image before images
-are drawn again for the 95 % interval. So more orders do not narrow an interval as more images would, and an average
-over corruptions of one data set does not pretend that these were different photographs.
+are resampled for the 95 % interval. More orders therefore do not narrow an interval the way more images would, and
+corruptions of one data set do not count as different photographs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lessmore.errors import StateError
 from lessmore.lab.metrics import Array, interval, resampled
 from lessmore.lab.store import read_rows
 from lessmore.lab.summary import RunSummary
-from lessmore.paper.plan import TablePlan, identity
+from lessmore.paper.plan import TablePlan, run_identity
 
 KINDS = ("accuracy", "zero_shot", "gain")
 
@@ -46,11 +46,22 @@ class PaperCell:
         return str(self.summaries[0]["dataset"]["fingerprint"])
 
 
-def gather(plan: TablePlan, found: Mapping[Hashable, RunSummary], folder: Path) -> dict[tuple[int, int], PaperCell]:
-    """The cells of which all runs are done; `folder` holds the runs."""
+def measured_cells(
+    plan: TablePlan, found: Mapping[Hashable, RunSummary], folder: Path
+) -> dict[tuple[int, int], PaperCell]:
+    """The cells whose runs are all done.
+
+    Args:
+        plan: Which runs belong to which cell.
+        found: Summaries of finished runs, by identity.
+        folder: The folder with the runs, for their samples.
+
+    Raises:
+        StateError: A run's folder has disappeared.
+    """
     cells = {}
     for place, specs in plan.cells.items():
-        summaries = [found.get(identity(spec)) for spec in specs]
+        summaries = [found.get(run_identity(spec)) for spec in specs]
         known = tuple(summary for summary in summaries if summary is not None and summary["metrics"]["n"])
         if len(known) == len(specs):
             cells[place] = PaperCell(known, _per_image(known, folder))
@@ -61,7 +72,7 @@ def _per_image(summaries: Iterable[RunSummary], folder: Path) -> PerImage:
     visits = [row for summary in summaries for row in _rows(summary, folder) if "error" not in row]
     images = [row["id"].removesuffix(f"@{row['domain']}") for row in visits]
     right = [[row[answer] == row["label"] for answer in ("prediction", "zero_shot")] for row in visits]
-    return grouped(np.array(images), 100 * np.array(right, dtype=float))
+    return per_image_means(np.array(images), 100 * np.array(right, dtype=float))
 
 
 def _rows(summary: RunSummary, folder: Path) -> list[dict[str, Any]]:
@@ -71,8 +82,13 @@ def _rows(summary: RunSummary, folder: Path) -> list[dict[str, Any]]:
     return read_rows(place / "samples.jsonl")
 
 
-def grouped(images: NDArray[np.str_], values: Array) -> PerImage:
-    """Values [v, 2] of visits to images [v], averaged over the visits of each image."""
+def per_image_means(images: NDArray[np.str_], values: Array) -> PerImage:
+    """Values averaged over the visits of each image.
+
+    Args:
+        images: The image of each visit, `[v]`.
+        values: `[v, 2]`.
+    """
     names, which = np.unique(images, return_inverse=True)
     sums = np.zeros((len(names), values.shape[1]))
     np.add.at(sums, which, values)
@@ -80,7 +96,7 @@ def grouped(images: NDArray[np.str_], values: Array) -> PerImage:
 
 
 def estimates(cells: Sequence[PaperCell]) -> dict[str, list[float]]:
-    """Mean over the cells of accuracy, matched zero-shot's and the gain between them, each as [value, low, high]."""
+    """Accuracy, matched zero-shot's and the gain, averaged over cells, each as [value, low, high]."""
     generator = np.random.default_rng(0)
     value = np.mean([cell.values.means.mean(axis=0) for cell in cells], axis=0)
     draws = np.sum([share * image_means(means, generator) for means, share in _by_data(cells)], axis=0)
@@ -89,8 +105,16 @@ def estimates(cells: Sequence[PaperCell]) -> dict[str, list[float]]:
     return {kind: [round(float(v), 4) for v in column] for kind, column in zip(KINDS, columns, strict=True)}
 
 
-def against(cell: PaperCell | None, base: PaperCell | None) -> PaperCell | None:
-    """The cell with another's answers in the place of matched zero-shot's; None unless both saw the same images."""
+def paired_with(cell: PaperCell | None, base: PaperCell | None) -> PaperCell | None:
+    """A cell whose gain is over another cell, instead of over matched zero-shot.
+
+    Args:
+        cell: Whose answers count.
+        base: The cell to compare with.
+
+    Returns:
+        None unless both exist and saw the same images.
+    """
     if cell is None or base is None or not np.array_equal(cell.values.images, base.values.images):
         return None
     answers = np.column_stack([cell.values.means[:, 0], base.values.means[:, 0]])
@@ -98,15 +122,20 @@ def against(cell: PaperCell | None, base: PaperCell | None) -> PaperCell | None:
 
 
 def _by_data(cells: Sequence[PaperCell]) -> Iterable[tuple[Array, float]]:
-    """Values per image [n, 2] of every data set, averaged over its cells, and its share of the cells."""
+    """Values per image `[n, 2]` of each data set, averaged over its cells, and its share of the cells."""
     for data in dict.fromkeys(cell.data for cell in cells):
         own = [cell.values for cell in cells if cell.data == data]
-        joined = grouped(np.concatenate([v.images for v in own]), np.concatenate([v.means for v in own]))
+        joined = per_image_means(np.concatenate([v.images for v in own]), np.concatenate([v.means for v in own]))
         yield joined.means, len(own) / len(cells)
 
 
 def image_means(values: Array, generator: np.random.Generator) -> Array:
-    """Bootstrap means, [DRAWS, 2], of the images' values [n, 2], of which few differ."""
+    """Bootstrap means, `[DRAWS, 2]`.
+
+    Args:
+        values: Per image, `[n, 2]`; few of them differ, which makes this fast.
+        generator: Where the draws come from.
+    """
     return resampled(*np.unique(values.round(6), axis=0, return_counts=True), generator)
 
 

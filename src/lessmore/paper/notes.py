@@ -1,4 +1,4 @@
-"""What has to be said below a table: units, whose model, what is missing, where the paper contradicts itself."""
+"""The notes below a table: units, whose model, what is missing, and where the paper contradicts itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ _ATS = "The cost of ATS depends on the image; ours is its upper bound, the paper
 
 
 def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
-    """One paragraph each; compared: the cells of the paper that are shown."""
+    """One paragraph each.
+
+    Args:
+        value: The table's JSON.
+        compared: The cells of the paper that are shown.
+    """
     yield _OURS
     if from_zero_shot(value):
         yield _CALIBRATION
@@ -74,7 +79,13 @@ def from_zero_shot(value: Value) -> bool:
 
 
 def marks(value: Value, row: str, cell: str) -> list[str]:
-    """Remarks on one cell of the paper's table."""
+    """Remarks on one cell of the paper's table.
+
+    Args:
+        value: The table's JSON.
+        row: Name of the paper's row.
+        cell: A data set, an average, `gflops` or `parameters`.
+    """
     printed = value["paper"]
     return [m["why"] for m in (printed["marks"] if printed else ()) if (m["row"], m["cell"]) == (row, cell)]
 

@@ -1,4 +1,4 @@
-"""From tables to runs: which are needed, on which data, and which of them are the same run in two places."""
+"""From tables to runs: which runs are needed, on which data, and which of them two tables share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table with all it takes."""
+    """A table with everything it needs."""
 
     table: TableSpec
     columns: tuple[Column, ...]
@@ -67,7 +67,7 @@ class TablePlan:
 
 
 class DatasetCache:
-    """Data sets by name, each opened once; one that is not there is remembered with the reason."""
+    """Data sets by name, each opened once; for a missing one the reason is kept."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -84,7 +84,7 @@ class DatasetCache:
 
 
 def _readable(dataset: Dataset) -> Dataset:
-    """The data set, if the first or the last of its images can be read; a list alone is no data set."""
+    """The data set, if its first or its last image can be read; a list of images alone is no data set."""
     try:
         dataset.image(0)
     except ImageError:
@@ -93,7 +93,7 @@ def _readable(dataset: Dataset) -> Dataset:
 
 
 def _with_source(name: str, reason: str) -> str:
-    """The reason, and how to get the data set where that is known and not said."""
+    """The reason, with how to get the data set if that is known and not said."""
     source = "" if is_direct(name) else spec_of(name).source
     return reason if source in reason else f"{reason}; get {source}"
 
@@ -101,9 +101,16 @@ def _with_source(name: str, reason: str) -> str:
 def plan_table(
     table: TableSpec, request: ReproductionRequest, datasets: DatasetCache, absent: bool = False
 ) -> TablePlan:
-    """What the table takes; data sets that the user names must be there, those of the paper may be missing.
+    """The rows, columns and runs of a table.
 
-    absent: give columns to data sets that are not there as well, to see what they would take.
+    Args:
+        table: The table.
+        request: What the user asked for. Data sets that it names must exist; those of the paper may be missing.
+        datasets: Opens data sets.
+        absent: Also plan columns for missing data sets, to see what they would cost.
+
+    Raises:
+        ConfigError: A data set that the user named cannot be opened.
     """
     names = expand_names(request.datasets or table.datasets)
     missing = {name: reason for name in names if isinstance(reason := datasets(name), str)}
@@ -128,12 +135,25 @@ def _chosen(table: TableSpec, patterns: Sequence[str]) -> tuple[tuple[TableRow, 
 
 
 def fits(row: TableRow, pattern: str) -> bool:
-    """Whether a pattern such as `TCA*` means the row; letter case does not matter."""
+    """Whether a pattern matches a row's name, ignoring case.
+
+    Args:
+        row: The row.
+        pattern: Such as `TCA*`.
+    """
     return fnmatchcase(row.name.lower(), pattern.lower())
 
 
 def check_rows(tables: Iterable[TableSpec], patterns: Sequence[str]) -> None:
-    """Refuse a pattern that means no row of any table."""
+    """Refuse a pattern that matches no row.
+
+    Args:
+        tables: Whose rows count.
+        patterns: As in `fits`.
+
+    Raises:
+        ConfigError: A pattern matches none.
+    """
     rows = [row for table in tables for row in table.rows]
     for pattern in patterns:
         if not any(fits(row, pattern) for row in rows):
@@ -149,8 +169,8 @@ def _specs(row: TableRow, column: Column, request: ReproductionRequest) -> tuple
     return tuple(RunSpec(**{**request.common, **where, **fields, "seed": seed}) for seed in seeds)
 
 
-def identity(spec: RunSpec) -> Hashable:
-    """Equal for runs that come to the same, however their settings were put."""
+def run_identity(spec: RunSpec) -> Hashable:
+    """Equal for runs with the same result, however their settings were written."""
     settings, own = spec.settings(), method_options(spec.method, spec.own_options())
     data = spec.dataset if is_direct(spec.dataset) else expand_names([spec.dataset])[0]
     model = Path(spec.model).name  # the same model may lie elsewhere on another machine
@@ -158,26 +178,26 @@ def identity(spec: RunSpec) -> Hashable:
     return (*where, spec.method, own, settings.condensation, settings.adaptation)
 
 
-def distinct(plans: Iterable[TablePlan]) -> dict[Hashable, RunSpec]:
-    """Every run of the plans once, by identity, in an order in which runs profit from each other's encodings."""
+def distinct_runs(plans: Iterable[TablePlan]) -> dict[Hashable, RunSpec]:
+    """Every run of the plans once, by identity, ordered so that runs profit from each other's encodings."""
     runs: dict[Hashable, RunSpec] = {}
     for one in plans:
         for specs in one.cells.values():
             for spec in specs:
-                runs.setdefault(identity(spec), spec)
-    return {identity(spec): spec for spec in spread_apart(list(runs.values()))}
+                runs.setdefault(run_identity(spec), spec)
+    return {run_identity(spec): spec for spec in spread_apart(list(runs.values()))}
 
 
-def finished(folder: Path) -> dict[Hashable, Path]:
-    """Finished runs in a folder by identity, as far as what was asked says it; only `run_one` looks at weights too.
+def finished_runs(folder: Path) -> dict[Hashable, Path]:
+    """Folders of finished runs, by the identity of their request; only `run_one` looks at weights too.
 
-    Of several that were asked alike, the last one counts.
+    Of several runs with the same request, the last one counts.
     """
     found: dict[Hashable, Path] = {}
     for file in sorted(folder.glob("*/summary.json"), key=lambda file: file.stat().st_mtime_ns):
         try:
             asked = json.loads((file.parent / "spec.json").read_text(encoding="utf-8"))["spec"]
-            found[identity(RunSpec(**asked))] = file.parent
+            found[run_identity(RunSpec(**asked))] = file.parent
         except (OSError, ValueError, KeyError, TypeError):  # not one of ours, or of another version
             continue
     return found

@@ -1,4 +1,4 @@
-"""What the paper prints: every cell of its tables as data, with a mark wherever it disagrees with itself."""
+"""The numbers printed in the paper: every cell of its tables as data, with a mark wherever it disagrees with itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper, settings as rows and data sets as columns however it is printed."""
+    """One table of the paper, with settings as rows and data sets as columns however it is printed."""
 
     name: str
     source: str
@@ -57,7 +57,12 @@ class PaperTable:
     marks: tuple[Mark, ...]
 
     def accuracy(self, row: str, column: str) -> float | None:
-        """Accuracy in percent of a row on a data set or in an average; None where the paper has none."""
+        """Accuracy in percent; None where the paper has none.
+
+        Args:
+            row: Name of a row.
+            column: A data set or an average.
+        """
         found = self.rows.get(row)
         if found is None or (column not in self.columns and column not in found.averages):
             return None
@@ -68,13 +73,18 @@ class PaperTable:
         return None if base is None else round(base * (1 + value / 100), 2)
 
     def marks_of(self, row: str, cell: str) -> list[str]:
-        """Why a cell is to be read with care."""
+        """Why a cell should be read with care.
+
+        Args:
+            row: Name of a row.
+            cell: A data set, an average, `gflops` or `parameters`.
+        """
         return [mark.why for mark in self.marks if (mark.row, mark.cell) == (row, cell)]
 
 
 @functools.cache
-def paper() -> dict[str, PaperTable]:
-    """All tables by the names `lessmore reproduce` gives them."""
+def paper_tables() -> dict[str, PaperTable]:
+    """All tables of the paper, by the names that `lessmore reproduce` gives them."""
     text = resources.files("lessmore.paper").joinpath("paper.json").read_text(encoding="utf-8")
     return {name: _table(name, entry) for name, entry in json.loads(text)["tables"].items()}
 

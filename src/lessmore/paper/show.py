@@ -1,4 +1,4 @@
-"""A table's JSON arranged for reading: grids of short texts and the notes below them, the same for every format."""
+"""A table's JSON arranged for reading: grids of short texts with notes, the same for every format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ TUNED = "†"
 MARKED = "‡"
 
 
-def page(value: Value) -> TablePage:
-    """The table as it is read."""
+def table_page(value: Value) -> TablePage:
+    """The table as it is shown."""
     beside, compared = _beside(value)
     second = _calibration(value) if from_zero_shot(value) else _changes(value)
     grids = (_measured(value), *([second] if second.lines else []), *([beside] if compared else []))
-    return TablePage(f"{value['title']}: {value['model']}", grids, tuple(notes(value, compared)), command(value))
+    return TablePage(
+        f"{value['title']}: {value['model']}", grids, tuple(notes(value, compared)), reproduce_command(value)
+    )
 
 
-def command(value: Value) -> str:
-    """The command that makes the table; where the data lie is the reader's affair."""
+def reproduce_command(value: Value) -> str:
+    """The command that makes the table; `DATA` stands for the reader's own folder."""
     asked = value["asked"]
     sets = dict.fromkeys(column["dataset"] for column in value["columns"]) if asked["own_data"] else ()
     bad = dict.fromkeys(column["corruption"] or "none" for column in value["columns"])
@@ -66,7 +68,7 @@ def _images(value: Value) -> Iterator[Text]:
 
 
 def _zero_shot(value: Value) -> tuple[Text, ...]:
-    """The line of matched zero-shot; its averages are those that stand beside any row's."""
+    """The line of matched zero-shot; its averages are those recorded with any other row's."""
     own = [_interval(column.get("zero_shot")) for column in value["columns"]]
     known = {name: a["zero_shot"] for row in value["rows"] for name, a in row["averages"].items() if "zero_shot" in a}
     averages = [_interval(known.get(name)) for name in value["averages"]]
@@ -95,7 +97,7 @@ def _name(row: Value) -> str:
 
 
 def _gain(cell: Value) -> Text:
-    """Accuracy and gain; strong where the gain's interval leaves out zero."""
+    """Accuracy and gain; bold where the gain's interval excludes zero."""
     if "accuracy" not in cell:
         return Text(NONE)
     value, low, high = cell["gain"]
@@ -119,7 +121,7 @@ def _changed(cell: Value) -> Text:
 
 
 def _calibration(value: Value) -> TableGrid:
-    """Expected calibration errors, in place of changes that the gains show already."""
+    """Expected calibration errors; they replace changes where the gains show those already."""
     head = ("calibration error", *map(column_name, value["columns"]), *value["averages"])
     lines = []
     for row in value["rows"]:
@@ -136,7 +138,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _beside(value: Value) -> tuple[TableGrid, set[TablePlace]]:
-    """Ours, the paper's and the difference in the columns that the paper knows, and which of its cells these are."""
+    """Ours, the paper's and the difference for columns that the paper has, and which of its cells these are."""
     places = [(column_name(c), c["dataset"]) for c in value["columns"]] + [(name, name) for name in value["averages"]]
     cells = [[*row["cells"], *row["averages"].values()] for row in value["rows"]]
     used = [n for n in range(len(places)) if any(line[n]["paper"] is not None for line in cells)]
@@ -169,7 +171,7 @@ def _pair(cell: Value) -> Text:
 
 
 def _printed(value: Value, name: str, columns: Sequence[str]) -> tuple[Text, ...]:
-    """A row of which we have nothing."""
+    """A row of the paper's that we have not run."""
     row = value["paper"]["rows"][name]
     cells = [{"paper": row["values"].get(c), "paper_marks": marks(value, name, c)} for c in columns]
     return (Text(name), *map(_pair, cells), _cost(value, name, NONE, row["gmacs"]))

@@ -1,4 +1,4 @@
-"""Tables on the disk: NAME.json with everything, and Markdown, LaTeX, HTML and CSV that are made of it alone."""
+"""Tables on disk: NAME.json with everything, and Markdown, LaTeX, HTML and CSV made from it alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.write import to_html, to_latex, to_markdown
 from lessmore.paper.compare import SCHEMA
 from lessmore.paper.notes import Value
-from lessmore.paper.show import page
+from lessmore.paper.show import table_page
 from lessmore.paper.tables import TABLES
 from lessmore.storage.files import replacing
 
 
 def to_json(value: Value) -> str:
-    """One line per row, so that a change shows where it is."""
+    """JSON with one line per row, so that a diff shows which rows changed."""
     parts = [f"{json.dumps(name)}: {_listed(content)}" for name, content in value.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -30,7 +30,7 @@ def _listed(content: Any) -> str:
 
 
 def _csv(value: Value) -> str:
-    """One line per row and column, averages included, with every figure of it."""
+    """One line per row and column, including averages, with every number."""
     return csv_table(line for row in value["rows"] for line in _csv_lines(value, row))
 
 
@@ -61,16 +61,25 @@ def _flat(cell: Value) -> dict[str, Any]:
 
 
 FORMATS: Mapping[str, tuple[str, Callable[[Value], str]]] = {
-    "markdown": (".md", lambda value: to_markdown(page(value))),
+    "markdown": (".md", lambda value: to_markdown(table_page(value))),
     "csv": (".csv", _csv),
-    "latex": (".tex", lambda value: to_latex(page(value))),
-    "html": (".html", lambda value: to_html(page(value), "lessmore reproduce")),
+    "latex": (".tex", lambda value: to_latex(table_page(value))),
+    "html": (".html", lambda value: to_html(table_page(value), "lessmore reproduce")),
 }
 """Endings of the files and what makes their content."""
 
 
 def save_table(value: Value, folder: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a table's JSON and the formats; returns the files."""
+    """Write a table as JSON and in other formats.
+
+    Args:
+        value: The table's JSON.
+        folder: Where the files go; they are named after the table.
+        formats: Names of `FORMATS`.
+
+    Returns:
+        The files.
+    """
     texts = {".json": to_json(value), **{ending: make(value) for ending, make in map(FORMATS.__getitem__, formats)}}
     files = {folder / f"{value['table']}{ending}": text for ending, text in texts.items()}
     for file, text in files.items():
@@ -87,7 +96,7 @@ def check_formats(formats: Iterable[str]) -> None:
 
 
 def read_table(folder: Path) -> list[Value]:
-    """The tables in a folder, in the order in which `lessmore reproduce --list` has them."""
+    """The tables in a folder, in the order of `lessmore reproduce --list`."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; give the --output of lessmore reproduce")
     found = [value for file in sorted(folder.glob("*.json")) if (value := _read(file)) is not None]
@@ -102,5 +111,5 @@ def _read(file: Path) -> Value | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); make the table anew") from error
+        raise ConfigError(f"{file} cannot be read ({error}); make the table again") from error
     return value if isinstance(value, dict) and value.get("schema") == SCHEMA else None

@@ -1,7 +1,7 @@
-"""The tables one can make: which settings are their rows. Columns are the paper's data sets, or what the user names.
+"""The tables that can be made: their rows are settings, their columns the paper's data sets or those the user names.
 
-A row says how its run differs from a plain TCA run. Rows that the paper defines by a single option vary that one alone,
-from the preset the user chose. Names of rows are the paper's, as `paper.json` has them, where the paper has such a row.
+A row says how its run differs from a plain TCA run. A row that the paper defines by a single option varies only that
+one, starting from the preset the user chose. Rows have the paper's names, as in `paper.json`, where the paper has them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from lessmore.config import PRESETS
 from lessmore.errors import ConfigError, unknown
-from lessmore.paper.printed import PaperTable, paper
+from lessmore.paper.printed import PaperTable, paper_tables
 
 OWN = "{dataset}"
 """In a row's fields: the name of the data set it runs on."""
@@ -34,7 +34,7 @@ class TableRow:
 
     @property
     def tuned(self) -> bool:
-        """Whether its settings were chosen on test labels of the very data set."""
+        """Whether its settings were chosen on the test labels of the data set it runs on."""
         return OWN in str(self.run)
 
     @property
@@ -43,7 +43,7 @@ class TableRow:
         return self.paper or self.name
 
     def on(self, dataset: str) -> dict[str, Any] | None:
-        """Fields of the run on a data set; None where nobody tuned anything for it."""
+        """Fields of the run on a data set; None where nobody tuned settings for it."""
         if not self.tuned:
             return dict(self.run)
         options = {name: dataset if value == OWN else value for name, value in self.run.get("options", {}).items()}
@@ -68,11 +68,11 @@ class TableSpec:
     @property
     def paper(self) -> PaperTable | None:
         """What the paper prints."""
-        return paper().get(self.name)
+        return paper_tables().get(self.name)
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The paper's data sets, or for tables of our own a group of them."""
+        """The paper's data sets, or a group of them for tables of our own."""
         return self.paper.columns if self.paper else _LISTED
 
 
@@ -285,7 +285,15 @@ TABLES: dict[str, TableSpec] = {table.name: table for table in _TABLES}
 
 
 def find_table(name: str, others: tuple[str, ...] = ()) -> TableSpec:
-    """The table of that name; `others` are further names a user may have meant."""
+    """A table by name.
+
+    Args:
+        name: The name.
+        others: Further names that a user may have meant, for the error.
+
+    Raises:
+        ConfigError: There is no such table.
+    """
     if name not in TABLES:
         raise ConfigError(unknown("table or figure", name, (*TABLES, *others, "all")))
     return TABLES[name]

@@ -1,8 +1,7 @@
-"""The paper's figures, drawn of any model and data: `FIGURES[name].draw(request)` gives a figure and its numbers.
+"""The paper's figures, drawn for any model and data: `FIGURES[name].draw(request)` gives a figure and its numbers.
 
-One file for each figure, with `measure`, which computes its numbers, and `draw`, which plots them. What several
-figures need stands in `request.py`, `trace.py` and `style.py`. No other room imports
-matplotlib.
+One file per figure, with `measure`, which computes its numbers, and `draw`, which plots them. What several figures need
+is in `request.py`, `trace.py` and `style.py`. No other room imports matplotlib.
 Read `tokens.py` first.
 """
 
@@ -60,4 +59,4 @@ FIGURES: dict[str, PaperFigure] = {
 }
 """By name."""
 
-__all__ = ["FIGURES", "RUN_PLOTS", "Drawn", "Figure", "Request", "save_figure", "save_run_plots"]
+__all__ = ["FIGURES", "RUN_PLOTS", "Drawn", "PaperFigure", "Request", "save_figure", "save_run_plots"]

@@ -1,7 +1,7 @@
-"""Do the stored anchors come closer to the texts? The reservoir over time, against memories without its choice.
+"""Do the stored anchors come closer to the texts? The reservoir over time, against memories that do not choose.
 
-Three memories are filled by the same answers of the same stream: the reservoir; one of the same size that keeps a
-random sample of all that were predicted as its class; and one that keeps everything.
+Three memories are filled from the same answers to the same stream: the reservoir; one of the same size that keeps a
+random sample of all images predicted as its class; and one that keeps everything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, Met, Request, online, plain
+from lessmore.paper.figures.request import Drawn, Met, Request, json_data, online
 
 IMAGES = 400
 MEMORIES = ("reservoir", "random", "everything")
@@ -67,7 +67,7 @@ class Track:
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """The figure's numbers: series over the stream, and what became of each class since it was full."""
+    """The figure's numbers: series over the stream, and how each class changed since it was full."""
     adaptation = request.settings.adaptation
     track = Track(request.text, adaptation.M, request.stream.seed)
     rows: dict[str, list[NDArray[np.float64]]] = {name: [] for name in MEMORIES}
@@ -82,7 +82,7 @@ def measure(request: Request) -> dict[str, Any]:
         if len(track.entries["everything"][label]) == adaptation.M:
             full[label] = {name: track.values[name][label][0] for name in MEMORIES}
     series = {name: dict(zip(VALUES, np.stack(rows[name]).T, strict=True)) for name in MEMORIES}
-    return plain(
+    return json_data(
         {
             **request.about(),
             "M": adaptation.M,
@@ -96,7 +96,7 @@ def measure(request: Request) -> dict[str, Any]:
 
 
 def _rise(name: str, full: dict[int, dict[str, float]], track: Track) -> dict[str, Any]:
-    """How the cosine of a class's mean changed from when the class had M samples to the end; each class for itself."""
+    """How the cosine of a class's mean changed from when the class had M samples to the end, per class."""
     later = [label for label in full if len(track.entries["everything"][label]) > track.size]
     change = [track.values[name][label][0] - full[label][name] for label in later]
     if not change:
@@ -125,7 +125,7 @@ def plot_anchors(data: dict[str, Any]) -> Any:
             heights = factor * np.asarray(data["series"][name][value])
             ax.plot(steps, heights, _STYLES[name], color=colour, linewidth=1.4, label=_NAMES[name])
         title, label = _TITLES[value]
-        style.dress(ax, title, "images seen", label)
+        style.label_axes(ax, title, "images seen", label)
         ax.margins(x=0.01)
         if value == "mean_cosine":
             style.legend(ax, loc="best")
@@ -135,7 +135,7 @@ def plot_anchors(data: dict[str, Any]) -> Any:
 def draw(request: Request) -> Drawn:
     """Alignment, entropy and purity of the three memories."""
     data = measure(request)
-    return style.finish(plot_anchors(data), data, _caption(request, data))
+    return style.add_caption(plot_anchors(data), data, _caption(request, data))
 
 
 def _caption(request: Request, data: dict[str, Any]) -> str:

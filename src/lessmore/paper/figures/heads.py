@@ -1,7 +1,7 @@
-"""How single heads see an image where it is first condensed, and what becomes of them in one order of the tokens.
+"""How single heads see an image where it is first condensed, and what is left of them in one order of the tokens.
 
-An outlier is a patch that one head attends to strongly (at least four times the even share) and the others do not: that
-head alone gives it more than all others together. Averaging lets it pass; a consensus of ranks need not.
+An outlier is a patch that one head attends to strongly (at least four times the uniform share) and the others do not:
+that head alone gives it more than all others together. A mean over heads lets it pass; a consensus of ranks need not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lessmore.core.encoder import PLAIN
 from lessmore.core.reservoir import ready_anchors
 from lessmore.core.scoring import head_mean, rank_sum, token_order
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, FigureSample, Request, plain, reservoir_of, samples
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, json_data, reservoir_of, samples
 from lessmore.paper.figures.trace import trace_blocks
 
 IMAGES = 16
@@ -28,8 +28,8 @@ STRONG = 4.0
 _COLUMNS = 7
 
 
-class Views(NamedTuple):
-    """How one image's patches are seen at one block."""
+class HeadViews(NamedTuple):
+    """One image's patches as the heads of one block see them."""
 
     rows: Tensor
     """Attention per head, as shares of what the patches get: [H, n]."""
@@ -45,13 +45,18 @@ class Views(NamedTuple):
         return (self.rows > others) & (self.rows >= STRONG / self.rows.shape[1])
 
 
-def views(rows: Tensor, keep: int) -> Views:
-    """Scores [H, n] and how many tokens stay as they are."""
+def head_views(rows: Tensor, keep: int) -> HeadViews:
+    """What the heads of a block make of one image.
+
+    Args:
+        rows: Scores of the patches per head, `[H, n]`.
+        keep: How many tokens stay.
+    """
     batch = rows.unsqueeze(0)
     orders = {"rank": token_order(batch, "rank")[0], "mean": token_order(batch, "mean")[0]}
     orders |= {str(h + 1): one.argsort(descending=True, stable=True) for h, one in enumerate(rows)}
     kept = {name: _among(order[:keep], rows.shape[1]) for name, order in orders.items()}
-    return Views(rows / rows.sum(dim=-1, keepdim=True), rank_sum(batch)[0], kept)
+    return HeadViews(rows / rows.sum(dim=-1, keepdim=True), rank_sum(batch)[0], kept)
 
 
 def _among(chosen: Tensor, n: int) -> Tensor:
@@ -59,7 +64,12 @@ def _among(chosen: Tensor, n: int) -> Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> float:
-    """Share of the tokens that two choices drop alike: |neither| / |at least one drops|, 1 where none drops any."""
+    """Overlap of the tokens that two choices drop, |both drop| / |either drops|; 1 where nothing is dropped.
+
+    Args:
+        a: Which tokens one choice keeps, bool `[n]`.
+        b: Which the other keeps, bool `[n]`.
+    """
     either = int((~a | ~b).sum())
     return int((~a & ~b).sum()) / either if either else 1.0
 
@@ -71,7 +81,7 @@ def first_stage(request: Request) -> tuple[int, Stage]:
     return next((i, stage) for i, stage in enumerate(plan) if stage is not None)
 
 
-def look_at_heads(request: Request) -> list[tuple[FigureSample, Views]]:
+def look_at_heads(request: Request) -> list[tuple[FigureSample, HeadViews]]:
     """Every image as the heads of the first condensing block see it."""
     block, stage = first_stage(request)
     state = reservoir_of(request)
@@ -80,40 +90,50 @@ def look_at_heads(request: Request) -> list[tuple[FigureSample, Views]]:
     found = []
     for sample in samples(request):
         rows = trace_blocks(vit, sample.pixels, config, anchors).stations[block].rows[0]
-        found.append((sample, views(rows, stage.keep)))
+        found.append((sample, head_views(rows, stage.keep)))
     return found
 
 
 def by_block(request: Request, keep: int) -> dict[str, list[float]]:
-    """For every block of the tower, nothing condensed: how far rank and mean agree, heads agree, and outliers occur."""
+    """For every block of the uncondensed tower: how far rank and mean agree, heads agree, and outliers occur.
+
+    Args:
+        request: Model, images and settings.
+        keep: How many tokens would stay.
+    """
     rows: dict[str, list[list[float]]] = {"rank_and_mean": [], "heads": [], "outliers": []}
     for sample in samples(request):
-        seen = [views(s.rows[0], keep) for s in trace_blocks(request.vlm.vision, sample.pixels, PLAIN).stations]
+        seen = [head_views(s.rows[0], keep) for s in trace_blocks(request.vlm.vision, sample.pixels, PLAIN).stations]
         rows["rank_and_mean"].append([overlap(one.kept["rank"], one.kept["mean"]) for one in seen])
         rows["heads"].append([_between_heads(one) for one in seen])
         rows["outliers"].append([float(one.outliers.any(dim=0).float().mean()) for one in seen])
     return {name: np.mean(values, axis=0).tolist() for name, values in rows.items()}
 
 
-def _between_heads(seen: Views) -> float:
+def _between_heads(seen: HeadViews) -> float:
     table, H = overlaps(seen), len(seen.rows)
     own = table[2:, 2:]
     return float((own.sum() - np.trace(own)) / max(1, H * (H - 1)))
 
 
-def overlaps(seen: Views) -> NDArray[np.float64]:
+def overlaps(seen: HeadViews) -> NDArray[np.float64]:
     """`overlap` between all choices, in the order rank, mean, head 1…H: [2 + H, 2 + H]."""
     kept = list(seen.kept.values())
     return np.array([[overlap(a, b) for b in kept] for a in kept])
 
 
-def measure(request: Request, found: list[tuple[FigureSample, Views]]) -> dict[str, Any]:
-    """The figure's numbers."""
+def measure(request: Request, found: list[tuple[FigureSample, HeadViews]]) -> dict[str, Any]:
+    """The figure's numbers.
+
+    Args:
+        request: Model, images and settings.
+        found: From `look_at_heads`.
+    """
     block, stage = first_stage(request)
     sample, first = shown(found)
     outliers = [one.outliers.any(dim=0) for _, one in found]
     lost = [o & one.kept["mean"] & ~one.kept["rank"] for o, (_, one) in zip(outliers, found, strict=True)]
-    return plain(
+    return json_data(
         {
             **request.about(),
             "images": len(found),
@@ -139,8 +159,8 @@ def measure(request: Request, found: list[tuple[FigureSample, Views]]) -> dict[s
     )
 
 
-def shown(found: list[tuple[FigureSample, Views]]) -> tuple[FigureSample, Views]:
-    """The image with the most outliers; the first of these."""
+def shown(found: list[tuple[FigureSample, HeadViews]]) -> tuple[FigureSample, HeadViews]:
+    """The image with the most outliers; the first of several."""
     return max(found, key=lambda one: int(one[1].outliers.sum()))
 
 
@@ -155,7 +175,7 @@ def draw(request: Request) -> Drawn:
     each = style.WIDTH / (columns + 0.5) + 0.2
     figure = style.canvas(lines * each + 4.4)
     style.headline(figure, f"What the heads of block {data['block']} attend to, and what stays by each")
-    top, middle, bottom = style.bands(figure, (lines * each + 0.3, 1.8, 2.3))
+    top, middle, bottom = style.split_rows(figure, (lines * each + 0.3, 1.8, 2.3))
     grid = top.add_gridspec(lines, columns + 1, width_ratios=(*[1.0] * columns, 0.06))
     places = [top.add_subplot(grid[i // columns, i % columns]) for i in range(H + 1)]
     _heads(places, top.add_subplot(grid[:, columns]), sample, first, request.names[sample.label])
@@ -163,7 +183,7 @@ def draw(request: Request) -> Drawn:
     left, bar, right = bottom.subplots(1, 3, width_ratios=(1.0, 0.05, 1.3))
     _matrix(left, bar, data)
     _blocks(right, data)
-    return style.finish(figure, data, _caption(request, data))
+    return style.add_caption(figure, data, _caption(request, data))
 
 
 def _map(values: Tensor) -> NDArray[np.float64]:
@@ -171,25 +191,27 @@ def _map(values: Tensor) -> NDArray[np.float64]:
     return values.double().cpu().numpy().reshape(side, side)
 
 
-def _heads(axes: list[Any], bar: Any, sample: FigureSample, seen: Views, name: str) -> None:
-    style.show(axes[0], sample.picture, style.short(name, 20), interpolation="antialiased")
+def _heads(axes: list[Any], bar: Any, sample: FigureSample, seen: HeadViews, name: str) -> None:
+    style.show_picture(axes[0], sample.picture, style.shorten(name, 20), interpolation="antialiased")
     n, outliers = seen.rows.shape[1], seen.outliers
     side, drawn = math.isqrt(n), None
     for h, ax in enumerate(axes[1:]):
-        drawn = style.show(ax, _map(seen.rows[h] * n), f"head {h + 1}", cmap="viridis", vmin=0, vmax=2 * STRONG)
+        drawn = style.show_picture(ax, _map(seen.rows[h] * n), f"head {h + 1}", cmap="viridis", vmin=0, vmax=2 * STRONG)
         for i in outliers[h].nonzero().flatten().tolist():
             ax.plot(i % side, i // side, "o", markerfacecolor="none", markeredgecolor="#ff4d4d", markersize=8)
     style.colour_bar(drawn, bar, "attention in\neven shares 1/n", extend="max")
 
 
-def _consensus(axes: Any, sample: FigureSample, seen: Views) -> None:
+def _consensus(axes: Any, sample: FigureSample, seen: HeadViews) -> None:
     mean = head_mean(seen.rows.unsqueeze(0))[0]
-    style.show(axes[0], _map(mean), "head mean", "brighter: more attended", cmap="viridis")
-    style.show(axes[1], _map(-seen.ranks), "cross-head rank", "brighter: better mean rank", cmap="viridis")
+    style.show_picture(axes[0], _map(mean), "head mean", "brighter: more attended", cmap="viridis")
+    style.show_picture(axes[1], _map(-seen.ranks), "cross-head rank", "brighter: better mean rank", cmap="viridis")
     for ax, kind, name in ((axes[2], "mean", "head mean"), (axes[3], "rank", "rank")):
         other = "rank" if kind == "mean" else "mean"
         only = int((seen.kept[kind] & ~seen.kept[other]).sum())
-        style.show(ax, _masked(sample, seen.kept[kind], seen.kept[other]), f"stays by {name}", f"{only} only by this")
+        style.show_picture(
+            ax, _masked(sample, seen.kept[kind], seen.kept[other]), f"stays by {name}", f"{only} only by this"
+        )
 
 
 def _masked(sample: FigureSample, kept: Tensor, other: Tensor) -> NDArray[np.float64]:
@@ -207,7 +229,7 @@ def _matrix(ax: Any, bar: Any, data: dict[str, Any]) -> None:
     values = np.asarray(data["overlap"])
     names = ["rank", "mean", *(f"head {h}" for h in data["choices"][2:])]
     drawn = ax.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-    style.dress(ax, "Same tokens given up", "", "", grid=None)
+    style.label_axes(ax, "Same tokens given up", "", "", grid=None)
     ax.set_xticks(range(len(names)), names, rotation=90)
     ax.set_yticks(range(len(names)), names)
     if len(names) <= 8:
@@ -222,7 +244,7 @@ def _blocks(ax: Any, data: dict[str, Any]) -> None:
     for (name, label), colour, marker in zip(labels.items(), style.SERIES, style.MARKERS, strict=False):
         values = 100 * np.asarray(data["by_block"][name])
         ax.plot(range(len(values)), values, color=colour, marker=marker, markersize=3, linewidth=1.2, label=label)
-    style.dress(ax, "Every block, nothing condensed", "block (from 0)", "%")
+    style.label_axes(ax, "Every block, nothing condensed", "block (from 0)", "%")
     ax.set_ylim(0, 100)
     style.legend(
         ax,

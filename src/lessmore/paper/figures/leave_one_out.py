@@ -1,4 +1,4 @@
-"""What each patch does to the alignment: the image is encoded again and again, every time without one patch token."""
+"""What each patch does to the alignment: the image is encoded repeatedly, each time without one patch token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lessmore.core.encoder import PLAIN
 from lessmore.core.scoring import head_mean
 from lessmore.core.vit import ViT
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, FigureSample, Request, plain, samples
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, json_data, samples
 from lessmore.paper.figures.trace import trace_blocks
 
 IMAGES = 6
@@ -27,7 +27,7 @@ CLEAR = 1e-3
 """A change of the cosine that is counted as clear."""
 
 
-class Effect(NamedTuple):
+class RemovalEffect(NamedTuple):
     """One image."""
 
     whole: float
@@ -40,9 +40,14 @@ class Effect(NamedTuple):
 
 @torch.no_grad()
 def cosines_without(vit: ViT, pixels: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-    """cos(feature, text) of one image [1, 3, H, W] with all tokens, [], and without each patch token, [n].
+    """cos(feature, text) with all tokens, `[]`, and without each patch token, `[n]`.
 
-    text: normalised, [E]. A token is taken out, with its position, where it enters the first block.
+    A token is removed, with its position, before the first block.
+
+    Args:
+        vit: The vision tower.
+        pixels: One image, `[1, 3, H, W]`.
+        text: L2-normalised, `[E]`.
     """
     tokens = vit.embed(pixels)[0]
     first, n = int(vit.shape.class_token), vit.shape.patches
@@ -63,34 +68,44 @@ def _cosine(vit: ViT, x: Tensor, text: Tensor) -> Tensor:
     return F.normalize(feature.to(wide), dim=-1) @ text.to(wide)
 
 
-def effect(request: Request, sample: FigureSample) -> Effect:
-    """Leave out every patch of one image."""
+def removal_effect(request: Request, sample: FigureSample) -> RemovalEffect:
+    """The effect of leaving out each patch of one image.
+
+    Args:
+        request: Model and texts.
+        sample: The image.
+    """
     vit = request.vlm.vision
     whole, without = cosines_without(vit, sample.pixels, request.text[sample.label])
     stations = trace_blocks(vit, sample.pixels, PLAIN).stations
     layers = [i for i in request.settings.condensation.layers if i < len(stations)] or [len(stations) - 1]
     attention = torch.stack([head_mean(stations[i].rows)[0] for i in layers]).mean(dim=0)
-    return Effect(float(whole), _array(without - whole), _array(attention))
+    return RemovalEffect(float(whole), _array(without - whole), _array(attention))
 
 
 def _array(values: Tensor) -> NDArray[np.float64]:
     return values.double().cpu().numpy()
 
 
-def ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each value's place from 0 (lowest) to 1 (highest), [n]; among equals the first is lower."""
+def rank_places(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each value's rank from 0 (lowest) to 1 (highest), `[n]`; of equal values the first ranks lower."""
     place = np.empty(len(values))
     place[np.argsort(values, kind="stable")] = np.arange(len(values))
     return place / max(1, len(values) - 1)
 
 
-def correlation(effect: Effect) -> float:
-    """Spearman's correlation of attention and change: negative where unattended tokens are the ones better removed."""
-    return float(np.corrcoef(ranks(effect.attention), ranks(effect.change))[0, 1])
+def correlation(effect: RemovalEffect) -> float:
+    """Spearman's correlation of attention and change: negative if removing the less attended tokens helps more."""
+    return float(np.corrcoef(rank_places(effect.attention), rank_places(effect.change))[0, 1])
 
 
-def measure(request: Request, seen: list[tuple[FigureSample, Effect]]) -> dict[str, Any]:
-    """The figure's numbers."""
+def measure(request: Request, seen: list[tuple[FigureSample, RemovalEffect]]) -> dict[str, Any]:
+    """The figure's numbers.
+
+    Args:
+        request: What the figure is of.
+        seen: Images with their effects.
+    """
     images = [
         {
             "id": sample.id,
@@ -115,15 +130,15 @@ def measure(request: Request, seen: list[tuple[FigureSample, Effect]]) -> dict[s
         "attention_bins": tenth,
         "change_by_attention": change,
     }
-    return plain({**request.about(), "summary": summary, "per_image": images})
+    return json_data({**request.about(), "summary": summary, "per_image": images})
 
 
 _SHARES = ("helps", "clearly_helps", "clearly_hurts", "correlation_with_attention")
 
 
-def _by_attention(effects: list[Effect]) -> tuple[NDArray[np.float64], list[float]]:
-    """Mean change of the patches in each tenth of the attention ranking: the tenths' middles, and the means."""
-    place = np.concatenate([ranks(found.attention) for found in effects])
+def _by_attention(effects: list[RemovalEffect]) -> tuple[NDArray[np.float64], list[float]]:
+    """Mean change of the patches in each tenth of the attention ranking: the tenths' centres, and the means."""
+    place = np.concatenate([rank_places(found.attention) for found in effects])
     change = np.concatenate([found.change for found in effects])
     bins = np.minimum((place * _BINS).astype(int), _BINS - 1)
     means = [float(change[bins == b].mean()) if (bins == b).any() else math.nan for b in range(_BINS)]
@@ -131,34 +146,34 @@ def _by_attention(effects: list[Effect]) -> tuple[NDArray[np.float64], list[floa
 
 
 def draw(request: Request) -> Drawn:
-    """Maps over the first images, and all of them together."""
-    seen = [(sample, effect(request, sample)) for sample in samples(request)]
+    """Maps of the first images, and statistics of all."""
+    seen = [(sample, removal_effect(request, sample)) for sample in samples(request)]
     data = measure(request, seen)
     figure = style.canvas(6.9)
     style.headline(figure, "Does the image match its text better without a patch?")
-    top, bottom = style.bands(figure, (4.6, 2.4))
+    top, bottom = style.split_rows(figure, (4.6, 2.4))
     _maps(top, request, seen[:SHOWN])
     left, right = bottom.subplots(1, 2)
     _histogram(left, np.concatenate([found.change for _, found in seen]), data["summary"])
     _scatter(right, [found for _, found in seen], data["summary"])
-    return style.finish(figure, data, _caption(request, data["summary"]))
+    return style.add_caption(figure, data, _caption(request, data["summary"]))
 
 
-def _maps(part: Any, request: Request, seen: list[tuple[FigureSample, Effect]]) -> None:
+def _maps(part: Any, request: Request, seen: list[tuple[FigureSample, RemovalEffect]]) -> None:
     """Picture, change and attention, a column for each image."""
     grid = part.subplots(3, SHOWN + 1, squeeze=False, width_ratios=(*[1.0] * SHOWN, 0.06))
     axes, bars = grid[:, :SHOWN], grid[:, SHOWN]
     strongest = _reach(np.concatenate([found.change for _, found in seen]), 0.95)
     change = attention = None
     for column, (sample, found) in zip(axes.T, seen, strict=False):
-        name = style.short(request.names[sample.label], 24)
-        style.show(column[0], sample.picture, name, f"cosine {found.whole:.3f}", interpolation="antialiased")
+        name = style.shorten(request.names[sample.label], 24)
+        style.show_picture(column[0], sample.picture, name, f"cosine {found.whole:.3f}", interpolation="antialiased")
         helped = f"{100 * (found.change > 0).mean():.0f} % better removed"
         scaled = _grid(1e3 * found.change)
-        change = style.show(
+        change = style.show_picture(
             column[1], scaled, below=helped, cmap=style.DIVERGING, vmin=-1e3 * strongest, vmax=1e3 * strongest
         )
-        attention = style.show(column[2], _grid(ranks(found.attention)), cmap="inferno", vmin=0, vmax=1)
+        attention = style.show_picture(column[2], _grid(rank_places(found.attention)), cmap="inferno", vmin=0, vmax=1)
     for ax in (*axes[:, len(seen) :].flat, bars[0]):
         ax.set_visible(False)
     style.colour_bar(change, bars[1], "cosine without minus\nwith it (×10⁻³)", extend="both")
@@ -183,13 +198,13 @@ def _histogram(ax: Any, change: NDArray[np.float64], summary: dict[str, Any]) ->
         label = f"removal {name}: {100 * side.mean():.0f} %\n(by over 0.001: {100 * clear:.0f} %)"
         ax.hist(scaled[side], edges, color=colour, label=label)
     ax.axvline(0, color=style.INK, linewidth=0.8)
-    style.dress(ax, "All patches of all images", "cosine without the patch minus with it (×10⁻³)", "patches")
+    style.label_axes(ax, "All patches of all images", "cosine without the patch minus with it (×10⁻³)", "patches")
     style.legend(ax, loc="upper left")
 
 
-def _scatter(ax: Any, effects: list[Effect], summary: dict[str, Any]) -> None:
+def _scatter(ax: Any, effects: list[RemovalEffect], summary: dict[str, Any]) -> None:
     for found in effects:
-        place = ranks(found.attention)
+        place = rank_places(found.attention)
         ax.scatter(place, 1e3 * found.change, s=4, c=place, cmap="inferno", vmin=0, vmax=1.1, alpha=0.5, linewidths=0)
     means = 1e3 * np.asarray(summary["change_by_attention"], dtype=float)
     ax.plot(summary["attention_bins"], means, color=style.INK, marker="o", markersize=3)
@@ -197,7 +212,7 @@ def _scatter(ax: Any, effects: list[Effect], summary: dict[str, Any]) -> None:
     reach = 1.1e3 * _reach(np.concatenate([found.change for found in effects]), 0.98)
     ax.set_ylim(-reach, reach)
     title = f"By attention (rank correlation {style.signed_label(summary['correlation_with_attention'], 2)})"
-    style.dress(ax, title, "place by attention (1 = most attended)", "change of cosine (×10⁻³)")
+    style.label_axes(ax, title, "place by attention (1 = most attended)", "change of cosine (×10⁻³)")
 
 
 def _caption(request: Request, summary: dict[str, Any]) -> str:

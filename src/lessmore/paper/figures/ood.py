@@ -11,7 +11,7 @@ from torch import Tensor
 from lessmore.core.correction import probabilities
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, FigureSample, Met, Request, online, plain
+from lessmore.paper.figures.request import Drawn, FigureSample, Met, Request, json_data, online
 
 IMAGES = 300
 SHOWN = 5
@@ -31,14 +31,19 @@ class Case(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What adaptation made of matched zero-shot's answer."""
+        """What adaptation did to matched zero-shot's answer."""
         was, now = self.before == self.sample.label, self.after == self.sample.label
         return ("right" if was else "fixed") if now else ("broken" if was else "wrong")
 
 
 @torch.no_grad()
 def judge(request: Request, met: Met) -> Case:
-    """Matched zero-shot (R = 1) and TCA on one image."""
+    """One image with matched zero-shot's answer (R = 1) and TCA's.
+
+    Args:
+        request: Model, texts and settings.
+        met: The image's step in TCA's stream.
+    """
     feature = encode(request.vlm.vision, met.sample.pixels, PLAIN).feature[0]
     before = (request.vlm.logit_scale * (request.text.to(feature.dtype) @ feature)).softmax(dim=-1)
     after = probabilities(met.answer.corrected, request.settings.adaptation.domain)
@@ -51,7 +56,13 @@ def _top(scores: Tensor) -> tuple[int, float]:
 
 
 def worst(cases: list[Case], kind: Kind, most: int = SHOWN) -> list[Case]:
-    """The most confident of a kind, one for each true class before any class gets a second."""
+    """The most confident cases of a kind; every true class comes once before any comes twice.
+
+    Args:
+        cases: All cases.
+        kind: Which of them.
+        most: How many to return.
+    """
     ranked = sorted((c for c in cases if c.kind == kind), key=lambda c: (-c.after_probability, c.sample.i))
     turn: Counter[int] = Counter()
     placed = []
@@ -62,9 +73,14 @@ def worst(cases: list[Case], kind: Kind, most: int = SHOWN) -> list[Case]:
 
 
 def measure(request: Request, cases: list[Case]) -> dict[str, Any]:
-    """The figure's numbers: how often each outcome, by domain too, and the images shown."""
+    """The figure's numbers: counts of each outcome, also by domain, and the images shown.
+
+    Args:
+        request: What the figure is of.
+        cases: All cases.
+    """
     domains = sorted({case.sample.domain for case in cases})
-    return plain(
+    return json_data(
         {
             **request.about(),
             "images": len(cases),
@@ -103,13 +119,13 @@ def draw(request: Request) -> Drawn:
     rows = {kind: worst(cases, kind) for kind in _ROWS}
     figure = style.canvas(0.4 + 2.4 * len(rows))
     style.headline(figure, "Where adaptation fails")
-    for part, (kind, title) in zip(style.bands(figure, [1.0] * len(rows)), _ROWS.items(), strict=True):
+    for part, (kind, title) in zip(style.split_rows(figure, [1.0] * len(rows)), _ROWS.items(), strict=True):
         count = data["outcomes"][kind]
         part.suptitle(
             f"{title}: {count} of {data['images']} images", fontsize=style.TITLE, color=style.INK, x=0.01, ha="left"
         )
         _tiles(part.subplots(1, SHOWN), request, rows[kind])
-    return style.finish(figure, data, _caption(request, data))
+    return style.add_caption(figure, data, _caption(request, data))
 
 
 def _tiles(axes: Any, request: Request, cases: list[Case]) -> None:
@@ -119,10 +135,12 @@ def _tiles(axes: Any, request: Request, cases: list[Case]) -> None:
     if not cases:
         axes[0].text(0, 0.5, "none", fontsize=style.LABEL, color=style.MUTED)
     for ax, case in zip(axes, cases, strict=False):
-        truth, before, after = (style.short(request.names[c], 23) for c in (case.sample.label, case.before, case.after))
+        truth, before, after = (
+            style.shorten(request.names[c], 23) for c in (case.sample.label, case.before, case.after)
+        )
         domain = f"\n{case.sample.domain}" if many else ""
         lines = f"before ({case.before_probability:.2f}):\n{before}\nafter ({case.after_probability:.2f}):\n{after}"
-        style.show(ax, case.sample.picture, truth, lines + domain, interpolation="antialiased")
+        style.show_picture(ax, case.sample.picture, truth, lines + domain, interpolation="antialiased")
 
 
 def _caption(request: Request, data: dict[str, Any]) -> str:

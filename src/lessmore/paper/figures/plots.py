@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -11,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lessmore.data.registry import open_dataset
-from lessmore.errors import LessmoreError
 from lessmore.lab.metrics import BINS
+from lessmore.lab.report.detail import class_gains, confidence_bins
 from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest_runs
 from lessmore.lab.store import SampleRow
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, plain
+from lessmore.paper.figures.request import Drawn, json_data
 
 _ACROSS = 2  # panels side by side
 _DASHES = ["--", ":", "-."]
@@ -36,7 +36,12 @@ class PlotLine(NamedTuple):
     """One per seed."""
 
     def mean(self, part: str, name: str) -> float:
-        """A figure of the summaries, averaged over seeds."""
+        """A number of the summaries, averaged over seeds.
+
+        Args:
+            part: Part of the summary, such as `metrics`.
+            name: Name of the number in that part.
+        """
         return fmean(run.summary[part][name] for run in self.runs)
 
     def half(self) -> float:
@@ -56,7 +61,7 @@ class PlotLine(NamedTuple):
 
 
 def lines_of(runs: Sequence[Path]) -> list[PlotLine]:
-    """Finished runs below these folders by stream and setting, seeds together; runs that are not finished are left."""
+    """Finished runs below these folders, one line per stream and setting with its seeds; others are left out."""
     finished, _ = find_runs(runs)
     by_key = {run.summary["key"]: run for run in finished}
     kept, _ = newest_runs(run.summary for run in finished)
@@ -69,7 +74,7 @@ def lines_of(runs: Sequence[Path]) -> list[PlotLine]:
 
 
 def _label(settings: Mapping[str, str], told: Sequence[str]) -> str:
-    """The settings that tell runs apart, in a few words; a method's own reducer goes without saying."""
+    """The settings that tell runs apart, in a few words; a method's own reducer is understood."""
     said = {**settings, "model": Path(settings["model"]).name, "R": f"R = {settings['R']}"}
     said["reducer"] = "" if settings["reducer"] in ("none", settings["method"]) else settings["reducer"]
     return ", ".join(said[name] for name in told if said[name])
@@ -99,7 +104,7 @@ def _matched(here: Sequence[PlotLine]) -> list[tuple[str, PlotLine]]:
 
 
 def _finish(figure: Any, lines: Sequence[PlotLine], data: list[dict[str, Any]], caption: str) -> Drawn:
-    """With the lines' names above the caption, once for all plots."""
+    """Add the lines' names above the caption, once for all plots."""
     names: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -107,7 +112,7 @@ def _finish(figure: Any, lines: Sequence[PlotLine], data: list[dict[str, Any]], 
     seeds = sorted({len(line.runs) for line in lines})
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     said = f"{caption} Means over seeds (number of seeds: {number})."
-    return style.finish(figure, {"lines": plain(data)}, said, dict(sorted(names.items())))
+    return style.add_caption(figure, {"lines": json_data(data)}, said, dict(sorted(names.items())))
 
 
 def plot_over_time(lines: Sequence[PlotLine]) -> Drawn:
@@ -124,13 +129,13 @@ def plot_over_time(lines: Sequence[PlotLine]) -> Drawn:
         for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
             seen, _, zero = _parts(line)
             ax.plot(seen, 100 * zero, dash, color=style.MUTED, linewidth=1.1, label=name)
-        style.dress(ax, style.short(here[0].stream, 48), "images seen", "accuracy (%)")
+        style.label_axes(ax, style.shorten(here[0].stream, 48), "images seen", "accuracy (%)")
     caption = "Accuracy within up to 20 equal parts of the stream, each point at the end of its part; not cumulated."
     return _finish(figure, lines, data, caption)
 
 
 def _parts(line: PlotLine) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Images seen, accuracy and matched zero-shot's, [parts], averaged over the seeds that are as long as the first."""
+    """Images seen, accuracy and matched zero-shot's, each `[parts]`, averaged over the seeds of the first's length."""
     parts = [run.summary["metrics"]["over_time"] for run in line.runs]
     parts = [part for part in parts if len(part) == len(parts[0])]
     names = ("seen", "accuracy", "zero_shot_accuracy")
@@ -148,8 +153,8 @@ def against_gmacs(lines: Sequence[PlotLine]) -> Drawn:
         for (name, line), marker in zip(_matched(here), "*XPd" * len(here), strict=False):
             cost, zero = line.mean("cost", "plain_gmacs_matmul"), line.mean("metrics", "zero_shot_accuracy")
             ax.plot(cost, 100 * zero, marker, color=style.MUTED, markersize=8, label=name)
-        style.dress(
-            ax, style.short(here[0].stream, 48), "GMACs an image (10⁹ multiply-accumulates)", "accuracy (%)", "both"
+        style.label_axes(
+            ax, style.shorten(here[0].stream, 48), "GMACs an image (10⁹ multiply-accumulates)", "accuracy (%)", "both"
         )
         ax.margins(0.15)
     caption = "All matrix products that are really spent on an image, every view and backward pass included."
@@ -169,7 +174,7 @@ def against_time(lines: Sequence[PlotLine]) -> Drawn:
         for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
             zero = line.mean("metrics", "zero_shot_accuracy")
             ax.axhline(100 * zero, color=style.MUTED, linestyle=dash, linewidth=1.1, label=name)
-        style.dress(ax, style.short(here[0].stream, 48), "ms an image (median)", "accuracy (%)", "both")
+        style.label_axes(ax, style.shorten(here[0].stream, 48), "ms an image (median)", "accuracy (%)", "both")
         ax.margins(0.15)
     caption = "Median time from pixels to answer, of images that were really encoded. Bars: 95 % intervals over images."
     left = f" {untimed} settings are left out: all their encodings came from the cache." if untimed else ""
@@ -195,36 +200,21 @@ def plot_class_gains(lines: Sequence[PlotLine]) -> Drawn:
         shown = found if len(found) <= 2 * _CLASSES else [*found[:_CLASSES], *found[-_CLASSES:]]
         heights = [100 * gain["gain"] for gain in shown]
         ax.barh(range(len(shown)), heights, color=[style.SERIES[int(height < 0)] for height in heights])
-        ax.set_yticks(range(len(shown)), [style.short(gain["class"], 22) for gain in shown], parse_math=False)
+        ax.set_yticks(range(len(shown)), [style.shorten(gain["class"], 22) for gain in shown], parse_math=False)
         ax.invert_yaxis()
         ax.axvline(0, color=style.INK, linewidth=0.8)
-        style.dress(ax, style.stacked(line.stream, 34), "points", "", "x")
+        style.label_axes(ax, style.wrap_text(line.stream, 34), "points", "", "x")
     data = [{"setting": name, "gains": found} for name, found in gains.items()]
     caption = f"Difference of accuracy, best first; of more than {2 * _CLASSES} classes the {_CLASSES} of either end."
     return _finish(figure, lines, data, caption)
 
 
 def _gains(line: PlotLine) -> list[dict[str, Any]]:
-    """Every class that was seen: its images and its gain, the best first."""
-    rows = line.rows
-    labels = np.array([row["label"] for row in rows])
-    ours, zero = (np.array([row[name] for row in rows]) == labels for name in ("prediction", "zero_shot"))
-    names = _class_names(line.runs[0])
-    found = []
-    for label in np.unique(labels).tolist():
-        here = labels == label
-        name = names[label] if label < len(names) else f"class {label}"
-        found.append({"class": name, "n": int(here.sum()), "gain": float(ours[here].mean() - zero[here].mean())})
-    return sorted(found, key=lambda one: -one["gain"])
-
-
-def _class_names(run: Finished) -> Sequence[str]:
-    """Names from the data set, or none where it is not here any more; no image is touched."""
-    spec = run.summary["spec"]
-    try:
-        return open_dataset(spec["dataset"], None if spec.get("root") is None else Path(spec["root"])).classes
-    except (LessmoreError, OSError):
-        return ()
+    """Every class that was seen: its images and its gain, the largest gain first."""
+    known = line.runs[0].header.get("classes", ())
+    most = max(row["label"] for row in line.rows) + 1
+    names = [*known, *(f"class {c}" for c in range(len(known), most))]
+    return [{"class": g.name, "n": g.images, "gain": g.points / 100} for g in class_gains(line.rows, names)]
 
 
 def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
@@ -234,15 +224,15 @@ def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
     for ax, here in placed:
         ax.plot([0, 100], [0, 100], color=style.RULE, linewidth=1)
         for line in here:
-            confidence, accuracy, counts = plot_reliability(line.rows, "prediction", "probability")
-            error = line.mean("metrics", "ece")
-            data.append({"stream": line.stream, "setting": line.label, "confidence": confidence, "accuracy": accuracy,
-                         "counts": counts, "ece": error})  # fmt: skip
-            ax.plot(100 * confidence, 100 * accuracy, markersize=3, linewidth=1.2, label=line.label, **line.look)
+            bins, error = confidence_bins(line.rows, "prediction", "probability"), line.mean("metrics", "ece")
+            data.append({"stream": line.stream, "setting": line.label, **asdict(bins), "ece": error})
+            ax.plot(
+                100 * bins.confidence, 100 * bins.accuracy, markersize=3, linewidth=1.2, label=line.label, **line.look
+            )
         for (name, line), dash in zip(_matched(here), _DASHES * len(here), strict=False):
-            confidence, accuracy, _ = plot_reliability(line.rows, "zero_shot", "zero_shot_probability")
-            ax.plot(100 * confidence, 100 * accuracy, dash, color=style.MUTED, linewidth=1.1, label=name)
-        style.dress(ax, style.short(here[0].stream, 48), "confidence (%)", "accuracy (%)", "both")
+            bins = confidence_bins(line.rows, "zero_shot", "zero_shot_probability")
+            ax.plot(100 * bins.confidence, 100 * bins.accuracy, dash, color=style.MUTED, linewidth=1.1, label=name)
+        style.label_axes(ax, style.shorten(here[0].stream, 48), "confidence (%)", "accuracy (%)", "both")
         ax.set_aspect("equal")
         ax.set(xlim=(0, 100), ylim=(0, 100))
     errors = "; ".join(f"{line.stream}, {line.label}: {100 * line.mean('metrics', 'ece'):.1f}" for line in lines[:8])
@@ -250,16 +240,6 @@ def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
         f"Answers in {BINS} bins of confidence; below the diagonal they are too sure. Calibration error in points:"
     )
     return _finish(figure, lines, data, f"{caption} {errors}{'; …' if len(lines) > 8 else ''}.")
-
-
-def plot_reliability(rows: Sequence[SampleRow], answer: str, probability: str) -> tuple[Any, Any, Any]:
-    """Mean confidence, accuracy and number of answers in each bin that has any, each [b]."""
-    confidence = np.array([row[probability] for row in rows])
-    right = np.array([row[answer] == row["label"] for row in rows])
-    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    used = [bins == b for b in range(BINS) if (bins == b).any()]
-    sure, correct = (np.array([values[here].mean() for here in used]) for values in (confidence, right))
-    return sure, correct, np.array([int(here.sum()) for here in used])
 
 
 RUN_PLOTS: dict[str, Callable[[Sequence[PlotLine]], Drawn]] = {
@@ -273,6 +253,14 @@ RUN_PLOTS: dict[str, Callable[[Sequence[PlotLine]], Drawn]] = {
 
 
 def save_run_plots(runs: Sequence[Path], folder: Path) -> list[Path]:
-    """All plots of the finished runs below these folders, each as PNG, SVG and JSON."""
+    """All plots of some runs, each as PNG, SVG and JSON.
+
+    Args:
+        runs: Folders that contain runs.
+        folder: Where the files go.
+
+    Returns:
+        The files.
+    """
     lines = lines_of(runs)
     return [path for name, draw in RUN_PLOTS.items() for path in style.save_figure(draw(lines), folder, name)]

@@ -1,4 +1,4 @@
-"""What every figure is drawn from, and what comes out of it."""
+"""What every figure is drawn from, and what drawing returns."""
 
 from __future__ import annotations
 
@@ -45,11 +45,17 @@ class Request:
 
     @classmethod
     def from_job(cls, job: Job, limit: int, cache: bool | str | Path = True) -> Request:
-        """The stream and settings of a run; cache: where class embeddings are kept, if at all."""
+        """The stream and settings of a run.
+
+        Args:
+            job: The run.
+            limit: Images to look at, at most.
+            cache: Where class embeddings are kept; see `lessmore.storage.cache.cache_folder`.
+        """
         return cls(job.vlm, job.stream, job.setup(cache).text, job.classes, job.settings, limit, job.spec.preset)
 
     def about(self) -> dict[str, Any]:
-        """What the figure is of, as JSON."""
+        """What the figure is about, as JSON."""
         return {
             "model": self.vlm.name,
             "dataset": self.stream.dataset.name,
@@ -69,17 +75,17 @@ class Request:
         return f"{Path(self.vlm.name).name} on {self.stream.dataset.name}{shift}"
 
     def method(self) -> str:
-        """Which TCA the figure is of."""
+        """Which TCA the figure is about."""
         return method_label("TCA", "tca", self.preset)
 
     def attention_words(self) -> str:
-        """What a token's attention is in this tower."""
+        """What a token's attention means in this tower."""
         if self.vlm.vision.shape.class_token:
             return "attention of the class token"
         return "attention received on average (the tower has no class token)"
 
     def condensation(self) -> Condensation:
-        """The settings' condensation; refuses one that condenses nothing."""
+        """The settings' condensation; refused if it condenses nothing."""
         if not self.settings.condensation.active:
             raise ConfigError("this figure shows what condensation does, and R=1 condenses nothing; give R below 1")
         return self.settings.condensation
@@ -123,7 +129,15 @@ class FigureSample(NamedTuple):
 
 
 def samples(request: Request, most: int | None = None) -> Iterator[FigureSample]:
-    """The first images of the stream, up to the limit (or `most`); unreadable ones are left out."""
+    """The first readable images of the stream.
+
+    Args:
+        request: The stream and its limit.
+        most: A smaller limit; None for none.
+
+    Raises:
+        ConfigError: No image can be read.
+    """
     stream, found = request.stream, 0
     wanted = min(request.limit, request.limit if most is None else most)
     for i in range(len(stream)):
@@ -154,7 +168,7 @@ class Met(NamedTuple):
 
 @torch.no_grad()
 def online(request: Request) -> Iterator[Met]:
-    """TCA over the images of the stream, one after another, with the reservoir before and after each."""
+    """TCA over the images of the stream, with the reservoir before and after each."""
     vlm = request.vlm
     setup = Setup(vlm.vision, request.text, vlm.logit_scale, request.settings, vlm, tuple(request.names))
     method = TCA(setup)
@@ -167,7 +181,7 @@ def online(request: Request) -> Iterator[Met]:
 
 
 def reservoir_of(request: Request) -> Reservoir | None:
-    """The reservoir after the stream, where the condensation looks at anchors at all."""
+    """The reservoir after the stream; None if the condensation does not use anchors."""
     if not request.settings.condensation.uses_anchor:
         return None
     state = None
@@ -177,20 +191,25 @@ def reservoir_of(request: Request) -> Reservoir | None:
 
 
 def at_ratio(config: Condensation, R: float) -> Condensation:
-    """The same condensation at another R; a rate given directly gives way to R."""
+    """The same condensation at another R.
+
+    Args:
+        config: The condensation; a rate or a count of its own is dropped.
+        R: Kept fraction of the tokens.
+    """
     if config.counts == "rate":
         return replace(config, R=R, counts="table", rate=None)
     return replace(config, R=R, r=None)
 
 
-def plain(value: Any) -> Any:
-    """JSON data: tensors and arrays become lists, floats keep six significant digits."""
+def json_data(value: Any) -> Any:
+    """A value as JSON data: tensors and arrays become lists, floats keep six significant digits."""
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): json_data(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [json_data(v) for v in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return json_data(value.tolist())
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < float("inf") else None
     return value

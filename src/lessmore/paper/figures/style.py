@@ -33,7 +33,15 @@ _BESIDE = 3  # names in a line of a legend below the figure
 
 
 def canvas(height: float, width: float = WIDTH) -> Canvas:
-    """An empty figure, in inches; no pyplot, so nothing of it is global."""
+    """An empty figure. It does not go through pyplot, so no global state is involved.
+
+    Args:
+        height: In inches.
+        width: In inches.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -41,13 +49,26 @@ def canvas(height: float, width: float = WIDTH) -> Canvas:
     return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 
-def bands(figure: Canvas, heights: Sequence[float]) -> list[Any]:
-    """The figure cut into parts below each other, of these heights."""
+def split_rows(figure: Canvas, heights: Sequence[float]) -> list[Any]:
+    """A figure divided into parts, one below the other.
+
+    Args:
+        figure: The figure.
+        heights: Of the parts, in any unit.
+    """
     return list(np.ravel(np.asarray(figure.subfigures(len(heights), 1, height_ratios=heights), dtype=object)))
 
 
-def dress(ax: Axes, title: str = "", x: str = "", y: str = "", grid: str | None = "y") -> None:
-    """Title, labels and rules of a plot; grid: `x`, `y`, `both` or None."""
+def label_axes(ax: Axes, title: str = "", x: str = "", y: str = "", grid: str | None = "y") -> None:
+    """Give a plot its title, labels and grid lines.
+
+    Args:
+        ax: The plot.
+        title: Above it.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        grid: Lines along which axis: `x`, `y`, `both` or None.
+    """
     ax.set_title(title, fontsize=TITLE, color=INK, loc="left", parse_math=False)
     ax.set_xlabel(x, fontsize=LABEL, color=INK)
     ax.set_ylabel(y, fontsize=LABEL, color=INK)
@@ -60,13 +81,31 @@ def dress(ax: Axes, title: str = "", x: str = "", y: str = "", grid: str | None 
 
 
 def legend(ax: Axes, **more: Any) -> None:
-    """A legend without a box, where there is something to tell apart."""
+    """Add a legend without a box, if there is anything to tell apart.
+
+    Args:
+        ax: The plot.
+        **more: For `Axes.legend`.
+    """
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=TICK, frameon=False, **more)
 
 
-def show(ax: Axes, picture: Image.Image | np.ndarray[Any, Any], title: str = "", below: str = "", **more: Any) -> Any:
-    """A picture or a map without axes; returns what a colour bar needs."""
+def show_picture(
+    ax: Axes, picture: Image.Image | np.ndarray[Any, Any], title: str = "", below: str = "", **more: Any
+) -> Any:
+    """Show a picture or a map without axes.
+
+    Args:
+        ax: The plot.
+        picture: An image, or values `[h, w]`.
+        title: Above it.
+        below: Below it.
+        **more: For `Axes.imshow`.
+
+    Returns:
+        What `colour_bar` needs.
+    """
     drawn = ax.imshow(np.asarray(picture), **{"interpolation": "nearest", **more})
     ax.set_xticks([])
     ax.set_yticks([])
@@ -77,7 +116,14 @@ def show(ax: Axes, picture: Image.Image | np.ndarray[Any, Any], title: str = "",
 
 
 def colour_bar(mappable: Any, ax: Axes, label: str, **more: Any) -> None:
-    """A colour bar in the place of an empty plot."""
+    """Put a colour bar in the place of an empty plot.
+
+    Args:
+        mappable: What `show_picture` returned.
+        ax: The empty plot.
+        label: What the colours mean.
+        **more: For `Figure.colorbar`.
+    """
     bar = ax.figure.colorbar(mappable, cax=ax, **more)
     bar.set_label(label, fontsize=TICK, color=INK)
     bar.ax.tick_params(labelsize=TICK, colors=MUTED, length=2)
@@ -85,27 +131,57 @@ def colour_bar(mappable: Any, ax: Axes, label: str, **more: Any) -> None:
 
 
 def headline(figure: Canvas, text: str) -> None:
-    """What is seen, above everything."""
+    """Write a title above the whole figure.
+
+    Args:
+        figure: The figure.
+        text: The title.
+    """
     figure.suptitle(text, fontsize=TITLE + 1.5, color=INK, x=0.01, ha="left", parse_math=False)
 
 
 def signed_label(value: float, digits: int = 3) -> str:
-    """With its sign, a real minus included."""
+    """A number with its sign, and a typographic minus.
+
+    Args:
+        value: The number.
+        digits: After the decimal point.
+    """
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def short(text: str, most: int) -> str:
-    """The text, cut where it is too long for its place."""
+def shorten(text: str, most: int) -> str:
+    """A text, cut where it is too long for its place.
+
+    Args:
+        text: The text.
+        most: Letters that fit.
+    """
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-def stacked(text: str, width: int, lines: int = 2) -> str:
-    """The text in a few short lines."""
+def wrap_text(text: str, width: int, lines: int = 2) -> str:
+    """A text in a few short lines.
+
+    Args:
+        text: The text.
+        width: Letters per line.
+        lines: Lines at most; the rest is cut.
+    """
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder="…"))
 
 
-def finish(figure: Canvas, data: Mapping[str, Any], caption: str, legend: Mapping[str, Any] | None = None) -> Drawn:
-    """Write a legend (names and what they stand for) and the caption below the figure, which grows by as much."""
+def add_caption(
+    figure: Canvas, data: Mapping[str, Any], caption: str, legend: Mapping[str, Any] | None = None
+) -> Drawn:
+    """Write a legend and the caption below the figure, which grows accordingly.
+
+    Args:
+        figure: The figure.
+        data: Its numbers.
+        caption: Wrapped to the figure's width.
+        legend: Names and the artists they stand for; None for no common legend.
+    """
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * _LETTERS))
     names = -(-len(legend or {}) // _BESIDE) * 1.2 * _LINE
@@ -129,7 +205,16 @@ def finish(figure: Canvas, data: Mapping[str, Any], caption: str, legend: Mappin
 
 
 def save_figure(drawn: Drawn, folder: Path, name: str) -> list[Path]:
-    """Write `name`.png, .svg and .json, each atomically."""
+    """Write `name`.png, .svg and .json, each atomically.
+
+    Args:
+        drawn: The figure.
+        folder: Where the files go.
+        name: Of the files, without an ending.
+
+    Returns:
+        The files.
+    """
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg", "json")]
     for path in paths[:2]:
         with replacing(path) as new:

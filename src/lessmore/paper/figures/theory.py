@@ -4,9 +4,9 @@ It says that a selection V̂ of tokens is drawn with the Gibbs weight exp(−λ 
 
     E_ood[−cos(V̂, t_c)] ≤ E_id[−cos(V, t_c)] + √(½ (KL(Q‖P) + log(m/δ)))
 
-with a prior P that the reservoir stands for. Here a token's cosine is that of the token alone, sent through the tower's
-own pooling and projection; a selection is the even distribution over its tokens; the prior is what the nearest class
-anchor attends to, from the reservoir as it was before the image came.
+with a prior P that the reservoir stands for. Here, the cosine of a token is that of the token alone after the tower's
+own pooling and projection; a selection is the uniform distribution over its tokens; and the prior is what the nearest
+class anchor attends to, with the reservoir as it was before the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lessmore.core.condense.source import KEPT, MERGED, PRUNED
 from lessmore.core.reservoir import ready_anchors
-from lessmore.paper.figures.request import Request, online, plain
+from lessmore.paper.figures.request import Request, json_data, online
 from lessmore.paper.figures.trace import Station, token_features, trace_blocks
 
 IMAGES = 100
@@ -51,7 +51,14 @@ class Chosen(NamedTuple):
 
 
 def chosen_tokens(request: Request, station: Station, label: int, generator: torch.Generator) -> Chosen:
-    """The tokens that meet at a condensing block, and what it does with them."""
+    """The tokens that arrive at a condensing block, and what it does with them.
+
+    Args:
+        request: The model and the texts.
+        station: The block, for a batch of one.
+        label: The image's true class.
+        generator: Draws the random selections.
+    """
     assert station.fate is not None
     features = token_features(request.vlm.vision, station.tokens)[0].double().cpu()
     fate = station.fate[0].cpu()
@@ -62,25 +69,33 @@ def chosen_tokens(request: Request, station: Station, label: int, generator: tor
 
 
 def variance(cosine: Tensor) -> Tensor:
-    """Var over the last dimension, divided by the number: [..., k] → [...]."""
+    """Population variance over the last dimension: `[..., k]` → `[...]`."""
     return cosine.var(dim=-1, correction=0)
 
 
 def divergence(selection: Tensor, prior: Tensor) -> Tensor:
-    """KL of the even distribution over selected tokens [..., k] to the prior [n] over all of them, in nats: [...].
+    """KL of the uniform distribution over a selection to the prior, in nats, `[...]`: −log k − mean of log P over it.
 
-    −log k − mean of log P over the selection.
+    Args:
+        selection: Numbers of the tokens, `[..., k]`.
+        prior: P over all tokens, `[n]`.
     """
     log = prior.clamp_min(torch.finfo(prior.dtype).tiny).log()
     return -math.log(selection.shape[-1]) - log[selection].mean(dim=-1)
 
 
 def gibbs(own: Tensor, random: Tensor, lam: float) -> float:
-    """log of exp(−λ own) over the mean of exp(−λ random): variances [] and [S] → nats, 0 = as likely as by chance."""
+    """Log of a selection's Gibbs weight over the mean weight of random selections, in nats; 0 is as likely as chance.
+
+    Args:
+        own: Its variance, `[]`.
+        random: Variances of the random selections, `[S]`.
+        lam: λ, the inverse temperature.
+    """
     return float(-lam * own - (torch.logsumexp(-lam * random, dim=0) - math.log(len(random))))
 
 
-def figures_of(one: Chosen) -> dict[str, Any]:
+def image_measures(one: Chosen) -> dict[str, Any]:
     """What is averaged over images."""
     groups = {name: one.of(name) for name in ("all", *GROUPS)}
     own, random = variance(one.cosine[groups["kept"]]), variance(one.cosine[one.random])
@@ -114,7 +129,7 @@ def measure(request: Request) -> dict[str, Any]:
         for station in trace_blocks(request.vlm.vision, met.sample.pixels, config, anchors).condensing():
             one = chosen_tokens(request, station, met.sample.label, generator)
             reach = [min(reach[0], float(one.cosine.min())), max(reach[1], float(one.cosine.max()))]
-            blocks.setdefault(station.block, []).append(figures_of(one))
+            blocks.setdefault(station.block, []).append(image_measures(one))
         images += 1
     data = {
         **request.about(),
@@ -126,7 +141,7 @@ def measure(request: Request) -> dict[str, Any]:
     }
     data["bound"] = bound(data)
     data["assumptions"] = assumptions(data)
-    return plain(data)
+    return json_data(data)
 
 
 def _averages(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,7 +180,7 @@ def bound(data: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def assumptions(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the argument needs, what was found, and whether that is met; None where nobody can measure it."""
+    """What the argument needs, what was found, and whether that is met; None where it cannot be measured."""
     blocks = data["blocks"].values()
     smaller = float(np.mean([b["less_than_all"] for b in blocks]))
     chance = float(np.mean([b["less_than_random"] for b in blocks]))

@@ -23,7 +23,7 @@ _COLOURS = dict(zip(("kept", "pruned", "merged", "random", "all"), (*style.SERIE
 def draw(request: Request) -> Drawn:
     """Variance, Gibbs weights, KL and the bound."""
     data = measure(request)
-    return style.finish(plot_theory(data), data, _caption(request, data))
+    return style.add_caption(plot_theory(data), data, _caption(request, data))
 
 
 def plot_theory(data: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def _grouped(ax: Any, data: dict[str, Any], part: str, title: str, label: str, u
             capsize=2,
             label=_GROUPS[name],
         )
-    style.dress(ax, title, "condensing block", label)
+    style.label_axes(ax, title, "condensing block", label)
     ax.set_xticks(range(len(blocks)), [name for name, _ in blocks])
     ax.set_xlim(-0.6, len(blocks) - 0.4)
     low, high = ax.get_ylim()
@@ -79,7 +79,7 @@ def _weights(ax: Any, data: dict[str, Any]) -> None:
     ax.axhline(0, color=style.MUTED, linewidth=0.8)
     ax.set_xscale("log")
     ax.set_yscale("symlog", linthresh=0.1)
-    style.dress(ax, "Gibbs weight of the kept tokens", "λ (inverse temperature)", "log₁₀ of weight over chance")
+    style.label_axes(ax, "Gibbs weight of the kept tokens", "λ (inverse temperature)", "log₁₀ of weight over chance")
     style.legend(ax)
 
 
@@ -99,7 +99,7 @@ def _sides(ax: Any, bound: dict[str, Any]) -> None:
     ax.axvline(1, color=style.SERIES[1], linewidth=1, linestyle="--", label="−cos is never more")
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
-    style.dress(ax, "The two sides of the bound", "−cosine", "", grid="x")
+    style.label_axes(ax, "The two sides of the bound", "−cosine", "", grid="x")
     ax.set_xlim(min(-0.3, base - 0.1), max(1.5, base + bound["root_as_printed"] + 0.6))
     style.legend(ax, loc="upper right")
 

@@ -11,15 +11,20 @@ from lessmore.core.encoder import Encoded, encode
 from lessmore.core.reservoir import ready_anchors
 from lessmore.lab.report.tokens import LEGEND, cluster_colours, token_panels
 from lessmore.paper.figures import style
-from lessmore.paper.figures.request import Drawn, FigureSample, Request, at_ratio, plain, reservoir_of, samples
+from lessmore.paper.figures.request import Drawn, FigureSample, Request, at_ratio, json_data, reservoir_of, samples
 
 IMAGES = 4
 RATIOS = (0.9, 0.7)
 _SIDE = 160
 
 
-def condensed(request: Request, shown: list[FigureSample]) -> list[list[Encoded]]:
-    """Every image at every R, the images outside."""
+def encode_at_ratios(request: Request, shown: list[FigureSample]) -> list[list[Encoded]]:
+    """Every image, encoded at every R of `RATIOS`; the outer list is over images.
+
+    Args:
+        request: Model and settings.
+        shown: The images.
+    """
     state = reservoir_of(request)
     anchors = None if state is None else ready_anchors(state, request.settings.adaptation.ready)
     configs = [at_ratio(request.settings.condensation, R) for R in RATIOS]
@@ -27,12 +32,18 @@ def condensed(request: Request, shown: list[FigureSample]) -> list[list[Encoded]
 
 
 def measure(request: Request, shown: list[FigureSample], encoded: list[list[Encoded]]) -> dict[str, Any]:
-    """The figure's numbers: the fate of every patch at every block."""
+    """The figure's numbers: the fate of every patch at every block.
+
+    Args:
+        request: Model and settings.
+        shown: The images.
+        encoded: From `condensed`.
+    """
     images = []
     for sample, ratios in zip(shown, encoded, strict=True):
         at = {f"{R:g}": _fates(request, sample, one) for R, one in zip(RATIOS, ratios, strict=True)}
         images.append({"id": sample.id, "class": request.names[sample.label], "R": at})
-    return plain({**request.about(), "R": list(RATIOS), "images": images})
+    return json_data({**request.about(), "R": list(RATIOS), "images": images})
 
 
 def _fates(request: Request, sample: FigureSample, encoded: Encoded) -> dict[str, Any]:
@@ -55,9 +66,9 @@ def _counts(fate: Any) -> dict[str, int]:
 
 
 def draw(request: Request) -> Drawn:
-    """A row for each image: as the tower sees it, then after every condensing block at either R."""
+    """A row for each image: as the tower sees it, then after every condensing block at each R."""
     shown = list(samples(request, IMAGES))
-    encoded = condensed(request, shown)
+    encoded = encode_at_ratios(request, shown)
     data = measure(request, shown, encoded)
     traces = [[source_map(one.steps) for one in ratios] for ratios in encoded]
     blocks = [b for b in traces[0][0].blocks if b in request.settings.condensation.layers]
@@ -67,21 +78,21 @@ def draw(request: Request) -> Drawn:
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, (sample, found) in enumerate(zip(shown, traces, strict=True)):
         _row(axes[row], request.names[sample.label], sample, found, blocks, heading=row == 0)
-    return style.finish(figure, data, _caption(request, blocks))
+    return style.add_caption(figure, data, _caption(request, blocks))
 
 
 def _row(axes: Any, name: str, sample: FigureSample, traces: list[SourceMap], blocks: list[int], heading: bool) -> None:
     patches = traces[0].fate.shape[-1]
     title = "original" if heading else ""
-    style.show(axes[0], sample.picture, title, f"{patches} patches", interpolation="antialiased")
-    axes[0].set_ylabel(style.stacked(name, 15), fontsize=style.NOTE, color=style.INK, parse_math=False)
+    style.show_picture(axes[0], sample.picture, title, f"{patches} patches", interpolation="antialiased")
+    axes[0].set_ylabel(style.wrap_text(name, 15), fontsize=style.NOTE, color=style.INK, parse_math=False)
     place = iter(axes[1:])
     for R, trace in zip(RATIOS, traces, strict=True):
         pictures = dict(zip(trace.blocks, token_panels(sample.picture, trace, _SIDE), strict=True))
         left = dict(zip(trace.blocks, trace.left[0].tolist(), strict=True))
         for block in blocks:
             title = f"R = {R:g}\nblock {block}" if heading else ""
-            style.show(next(place), pictures[block], title, f"{left[block]} tokens")
+            style.show_picture(next(place), pictures[block], title, f"{left[block]} tokens")
 
 
 def _caption(request: Request, blocks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""The encoder's loop with its eyes open: what stood in every block, and what became of it."""
+"""The encoder's loop, recorded: which tokens were in every block, and what became of them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,13 @@ class BlockTrace(NamedTuple):
 
 @torch.no_grad()
 def trace_blocks(vit: ViT, pixels: Tensor, config: Condensation, anchors: AnchorProvider | None = None) -> BlockTrace:
-    """Images [B, 3, H, W] through the tower, condensed as `config` says.
+    """Images through the tower, with a record of every block.
 
-    Anchors guide it where the condensation looks at them, and give every block its prior in any case.
+    Args:
+        vit: The vision tower.
+        pixels: `[B, 3, H, W]`.
+        config: How to condense.
+        anchors: They guide a condensation that uses anchors, and give every block its prior in any case.
     """
     class_token = vit.shape.class_token
     x, stations = vit.embed(pixels), []
@@ -78,7 +82,12 @@ def _prior(block: Block, x: Tensor, class_token: bool, anchor: Anchor | None, si
 
 
 def token_features(vit: ViT, tokens: Tensor) -> Tensor:
-    """Every token [B, n, D] alone through the tower's pooling and projection → unit vectors [B, n, E]."""
+    """Every token alone through the tower's pooling and projection, L2-normalised, `[B, n, E]`.
+
+    Args:
+        vit: The vision tower.
+        tokens: `[B, n, D]`.
+    """
     B, n, D = tokens.shape
     alone = tokens.reshape(B * n, 1, D).expand(-1, 2, -1)  # twice: poolings that skip the class token find it too
     features = vit.pool(alone)
