@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from lessmore.lab.cache import CachedEncoding, Shards
 from lessmore.lab.job import prepare_job
 from lessmore.lab.loader import load_images
 from lessmore.lab.runner import CheckpointPace, run_one
+from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec, grid_runs
 from lessmore.lab.store import read_rows
 from lessmore.methods import Outcome, registry
@@ -237,7 +238,9 @@ def test_pixels_and_not_names_decide_about_the_cache(do: Any, spec: RunSpec, tmp
 def test_the_key_follows_what_changes_numbers_and_nothing_else(spec: RunSpec, vlm: Any) -> None:
     key = prepare_job(spec, vlm).key
     same = ({"workers": 3}, {"limit": IMAGES}, {"R": 0.9}, {"device": "auto"}, {"options": {"lam": 10.0}})
+    same = (*same, {"engine": "cpu"})  # what auto is on this device
     other = (
+        {"engine": "eager"},
         *({"method": "zeroshot"}, {"reducer": "evit"}, {"preset": "paper"}, {"R": 0.8}, {"options": {"lam": 2.0}}),
         *({"order": "sorted"}, {"seed": 1}, {"limit": 8}, {"templates": "a drawing of a {}"}),
     )
@@ -245,6 +248,62 @@ def test_the_key_follows_what_changes_numbers_and_nothing_else(spec: RunSpec, vl
     keys = [prepare_job(replace(spec, **more), vlm).key for more in other]
     assert len({key, *keys}) == 1 + len(other)
     assert prepare_job(replace(spec, precision="float64")).key not in (key, *keys)
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager", "cpu"])
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_run_goes_through_its_engine_and_its_key_says_which(
+    do: Any, spec: RunSpec, engine: str, preset: str, tmp_path: Path
+) -> None:
+    """0.1 always ran `eager`, past the adapter's engines."""
+    spec, found = replace(spec, engine=engine, preset=preset, limit=6), "eager" if engine == "eager" else "cpu"
+    do(spec)
+    assert json.loads((only_run(tmp_path / "out") / "spec.json").read_text())["identity"]["engine"] == found
+    job = prepare_job(spec)
+    adapter = lessmore.adapt(
+        job.vlm, job.classes, preset=preset, engine=found, templates=job.templates, reducer=spec.reducer
+    )
+    method = Sampler(job, cache=False).method
+    assert type(method) is type(adapter._answerer.method) and adapter.engine == found
+    for row in rows(tmp_path / "out"):
+        assert row["probability"] == pytest.approx(adapter(job.stream.image(row["i"])).confidence, abs=2e-6)
+
+
+class Spoiled(ZeroShot):
+    """Answers only the first image after a reset."""
+
+    def __init__(self, setup: registry.Setup) -> None:
+        super().__init__(setup)
+        self.seen = torch.zeros(1)
+
+    def answer(self, encoded: Encoded) -> Outcome:
+        self.seen += 1
+        plain = super().answer(encoded)
+        return plain if self.seen <= 1 else plain._replace(scores=plain.scores * torch.nan)
+
+    def reset(self) -> None:
+        self.seen.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"seen": self.seen.clone()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.seen.copy_(state["seen"])
+
+
+@pytest.mark.filterwarnings("ignore:10 adapted answers in a row:UserWarning")
+def test_answers_refused_in_a_row_are_counted_across_a_resume(
+    do: Any, spec: RunSpec, vlm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry.METHODS, "_own", dict(registry.METHODS._own))
+    registry.register_method("spoiled")(Spoiled)
+    spec = replace(spec, method="spoiled", reducer="none")
+    do(spec)
+    assert [row["refused"] for row in rows(tmp_path / "out")] == [False, *[True] * 10, False]
+    counted = iter(range(1, IMAGES))
+    assert run_one(spec, tmp_path / "again", quiet=True, vlm=vlm, stop=lambda: next(counted) == 6) is None
+    do(spec, "again")
+    assert rows(tmp_path / "again") == rows(tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["ENCODING", "ANSWER", "CLASS_EMBEDDING"])
@@ -399,6 +458,8 @@ def test_bad_images_end_the_command_with_3(damaged: Path, tmp_path: Path, capsys
         (("--resume", "--overwrite"), "mutually exclusive"),
         (("--no-cache", "--cache", "x"), "mutually exclusive"),
         (("--order", "sideways"), "order"),
+        (("--engine", "chunk"), "image by image"),
+        (("--engine", "graf"), "did you mean graph"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -61,6 +61,8 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but some inputs failed, 130 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an expected error is one line on stderr that says what to do."""
+    # bench counts memory with torch's profiler, which reads this once, when torch is imported, and else logs to stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     name = "lessmore"
     try:
         chosen = parse(sys.argv[1:] if arguments is None else arguments)

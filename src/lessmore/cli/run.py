@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, new_parser
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, new_parser
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
@@ -63,7 +63,7 @@ def parser() -> ArgumentParser:
     args.add_argument(
         "--limit", type=int | float | None, default=None, help="images, or a fraction of them, stratified by class"
     )
-    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    add_engine(args)
     args.add_argument("--workers", type=int, default=2, help="processes that decode ahead; 0 = none")
     args.add_argument("--output", type=str, required=True, help="directory for the runs, one subdirectory each")
     args.add_argument("--resume", action="store_true", help="continue interrupted runs; this is the default")
@@ -94,7 +94,7 @@ def _lists() -> dict[str, tuple[type, str]]:
 def run(args: Namespace) -> int:
     """Do all runs; 0, 3 if some images failed, 130 if interrupted."""
     _check(args)
-    asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "device", "workers")}
+    asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "engine", "device", "workers")}
     specs = grid_runs({name: value for name, value in asked.items() if value is not None})
     failed = 0
     with Stop() as stop:

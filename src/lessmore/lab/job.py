@@ -20,6 +20,7 @@ from lessmore.core.algorithm import algorithm
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
+from lessmore.engines import resolve_engine
 from lessmore.errors import ModelError
 from lessmore.lab.provenance import glance
 from lessmore.lab.spec import PRECISIONS, RunSpec
@@ -54,12 +55,21 @@ class Job:
             **self.sight,
             "prompts": self._prompts(),
             "method": self.spec.method,
+            "engine": self.engine,
             "options": {} if options is None else asdict(options),
             "condensation": asdict(self.settings.condensation),
             "adaptation": asdict(self.settings.adaptation),
             "stream": self.stream.fingerprint(),
             "seed": self.spec.seed,
         }
+
+    @cached_property
+    def engine(self) -> str:
+        """The engine that answers, never `auto`."""
+        vision = self.vlm.vision
+        # No engine depends on the class embeddings, which may take minutes to compute.
+        setup = Setup(vision, vision.positions[:0], self.vlm.logit_scale, self.settings)
+        return resolve_engine(self.spec.engine, self.spec.method, setup)
 
     @cached_property
     def sight(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def run_one(
         forms, problem = forms_of(sampler.method), problem_of(spec.method)
         begun = store.begin(header(job, environment), anew=not resume, like=forms, problem=problem)
         if begun.cursor:
-            sampler.method.restore(begun.state)
+            sampler.resume(begun.state, store.rows())
         if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), quiet, stop):
             return None
         found = summarise_run(sampler, store, environment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
+from lessmore.engines.answers import REFUSALS, Answered, Answerer, Health
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder, tokens_left
 from lessmore.lab.job import Job
 from lessmore.lab.loader import Loaded, load_one
 from lessmore.lab.store import SampleRow
-from lessmore.methods import FromEncoded, FromViews, Outcome, make_method
+from lessmore.methods import FromEncoded, FromViews, Method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.to_pixels import to_pixels, to_views
 
@@ -30,7 +31,7 @@ class Sampler:
     def __init__(self, job: Job, cache: bool | str | Path) -> None:
         self.job = job
         self._setup = job.setup(cache)
-        self.method = make_method(job.spec.method, self._setup)
+        self._answerer = Answerer(job.spec.method, self._setup, job.engine)
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
         condensation = canonical_condensation(job.settings.condensation)
         shared = wants is not None and condensation == PLAIN
@@ -40,6 +41,23 @@ class Sampler:
 
         self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
         self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None
+
+    @property
+    def method(self) -> Method:
+        """The method on its engine."""
+        return self._answerer.method
+
+    def resume(self, state: Mapping[str, Tensor], rows: Iterable[SampleRow]) -> None:
+        """Continue a run that was cut off.
+
+        Args:
+            state: The method's state at the checkpoint.
+            rows: The rows up to the checkpoint.
+        """
+        in_a_row = 0  # answers refused since the last good one; images without an answer do not count
+        for row in rows:
+            in_a_row = in_a_row if "error" in row else (in_a_row + 1) % REFUSALS if row["refused"] else 0
+        self._answerer.restore(state, Health(refused_in_a_row=in_a_row))
 
     def cached(self, i: int) -> bool:
         """Whether sample i can be answered without its pixels."""
@@ -73,13 +91,13 @@ class Sampler:
         zero_shot = self._zero_shot(name, pixels)
         seen = None if entry is not None else self._seen(i, pixels)
         compared = self._clock()
-        if entry is not None and isinstance(self.method, FromEncoded):
-            outcome, tokens = self.method.answer(entry.encoded), entry.kept
+        if entry is not None:
+            answered, tokens = self._answerer.answer(entry.encoded, lambda: zero_shot), entry.kept
         else:
             assert seen is not None
-            outcome = self.method.predict(seen)
-            tokens = tokens_left(self.job.vlm.vision, outcome.steps)
-        answer = _answer_row(outcome, zero_shot, tokens)
+            answered = self._answerer.predict(seen)
+            tokens = tokens_left(self.job.vlm.vision, answered.steps)
+        answer = _answer_row(answered, zero_shot, tokens)
         seconds = (encoded - begun) + (self._clock() - compared)
         timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
         return answer, timing
@@ -113,12 +131,9 @@ class Sampler:
         return time.perf_counter()
 
 
-def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> SampleRow:
-    """The answer as JSON; one that is not finite is replaced by matched zero-shot's, `[C]`."""
-    scores, before = outcome.scores.float().cpu(), outcome.zero_shot.float().cpu()
-    refused = not bool(scores.isfinite().all() and before.isfinite().all())
-    if refused:
-        scores = before = zero_shot
+def _answer_row(answered: Answered, zero_shot: Tensor, tokens: int) -> SampleRow:
+    """The answer as JSON, beside matched zero-shot's probabilities `[C]`."""
+    scores, before = answered.scores, answered.zero_shot
     top = scores.sort(descending=True, stable=True)  # stable: among equals the first class leads
     unadapted, plain = int(before.argmax()), int(zero_shot.argmax())
     return {
@@ -132,7 +147,7 @@ def _answer_row(outcome: Outcome, zero_shot: Tensor, tokens: int) -> SampleRow:
         "zero_shot_probability": _round(zero_shot[plain]),
         "entropy": _round(torch.special.entr(before).sum()),
         "changed": int(top.indices[0]) != unadapted,
-        "refused": refused,
+        "refused": answered.refused,
         "tokens": tokens,
     }
 

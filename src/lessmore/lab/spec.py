@@ -13,6 +13,7 @@ from lessmore.config import Preset
 from lessmore.core.vit import ViTShape
 from lessmore.data.orders import plan_stream
 from lessmore.data.registry import expand_names
+from lessmore.engines import check_engine
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import split_options
 from lessmore.methods.resolve import resolve
@@ -47,6 +48,8 @@ class RunSpec:
     corruption: str | None = None
     seed: int = 0
     limit: int | float | None = None
+    engine: str = "auto"
+    """One of `lessmore.list_engines()` that answers one image at a time; auto takes the fastest for the device."""
     device: str = "auto"
     precision: str = "float32"
     workers: int = 0
@@ -56,6 +59,9 @@ class RunSpec:
         """Refuse what can be refused before anything is loaded."""
         found = resolve(self.method, self.preset, self.R, self.reducer, self.options)
         object.__setattr__(self, "reducer", found.reducer)
+        check_engine(self.engine)
+        if self.engine == "chunk":
+            raise ConfigError("engine 'chunk' answers in batches, a run image by image; take auto or another engine")
         if self.precision not in PRECISIONS:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         if self.workers < 0:
