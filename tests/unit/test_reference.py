@@ -30,6 +30,7 @@ from tests.reference import (
     table_rate,
     token_classifier,
 )
+from tests.unit.test_schedule import PAPER_COUNTS
 
 BLOCKS = BlockShape(width=16, depth=4, heads=2, mlp=24, activation="quick_gelu")
 SHAPE = ViTShape(BLOCKS, image_size=24, patch=4, embed=8)
@@ -63,18 +64,7 @@ def entry(vector: tuple[float, ...], key: float, id: int) -> Entry:
     return Entry(np.array([vector, vector]), np.zeros(1), key, id)
 
 
-@pytest.mark.parametrize(
-    ("patches", "R", "expected"),
-    [
-        (196, 0.95, [197, 189, 181, 173]),
-        (196, 0.9, [197, 180, 163, 149]),
-        (196, 0.8, [197, 159, 127, 104]),
-        (196, 0.7, [197, 141, 100, 74]),
-        (196, 0.6, [197, 117, 70, 44]),
-        (256, 0.9, [257, 234, 211, 191]),
-        (256, 0.7, [257, 183, 130, 95]),
-    ],
-)
+@pytest.mark.parametrize(("patches", "R", "expected"), PAPER_COUNTS)
 def test_schedule_gives_the_rows_of_the_check_table(patches: int, R: float, expected: list[int]) -> None:
     counts = [patches]
     for _ in range(3):

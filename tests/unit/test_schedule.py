@@ -11,24 +11,24 @@ from lessmore.core.condense.registry import resolve_reducer
 from lessmore.core.condense.schedule import rate_of, schedule, stage
 from lessmore.errors import ConfigError
 
+PAPER_COUNTS = [
+    (196, 0.95, [197, 189, 181, 173]),
+    (196, 0.9, [197, 180, 163, 149]),
+    (196, 0.8, [197, 159, 127, 104]),
+    (196, 0.7, [197, 141, 100, 74]),
+    (196, 0.6, [197, 117, 70, 44]),
+    (256, 0.9, [257, 234, 211, 191]),
+    (256, 0.7, [257, 183, 130, 95]),
+]
+"""Patches, R, and the tokens before and after the three condensing blocks, from which the paper's costs follow."""
+
 
 def counts(patches: int, config: Condensation, depth: int = 12) -> list[int]:
     plan = schedule(patches, depth, config)
     return [patches + 1, *(one.out + 1 for one in plan if one is not None)]
 
 
-@pytest.mark.parametrize(
-    ("patches", "R", "expected"),
-    [
-        (196, 0.95, [197, 189, 181, 173]),
-        (196, 0.9, [197, 180, 163, 149]),
-        (196, 0.8, [197, 159, 127, 104]),
-        (196, 0.7, [197, 141, 100, 74]),
-        (196, 0.6, [197, 117, 70, 44]),
-        (256, 0.9, [257, 234, 211, 191]),
-        (256, 0.7, [257, 183, 130, 95]),
-    ],
-)
+@pytest.mark.parametrize(("patches", "R", "expected"), PAPER_COUNTS)
 def test_the_table_gives_the_schedules_behind_the_papers_costs(patches: int, R: float, expected: list[int]) -> None:
     assert counts(patches, Condensation(R=R, pruned="fuse")) == expected
 

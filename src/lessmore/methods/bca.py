@@ -21,7 +21,7 @@ from torch import Tensor
 from lessmore.core.class_texts import class_logits
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,8 @@ class BCAState(NamedTuple):
 
 
 @register_method("bca", BCAOptions)
-class BCA(FeatureStream[BCAState]):
+class BCA(FeatureStream[BCAState, BCAOptions]):
     """Answers first, then learns, from confident answers only."""
-
-    def __init__(self, setup: Setup, options: BCAOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> BCAState:
         """Embeddings that are the texts, each standing for its own class."""

@@ -1,9 +1,9 @@
-"""DeYO: Tent on images whose answer is sure and hangs on the shape of what they show.
+"""DeYO: Tent on images whose answer is confident and depends on the shape of the object.
 
 Lee et al., "Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors", ICLR 2024,
 arXiv 2403.07366. x' is the image x cut into cells that are put back in a random order, y the answer to x, H entropy:
 
-    D = p_y(x) − p_y(x')                           how much of the answer is lost with the shape
+    D = p_y(x) − p_y(x')                           how much of the answer the shape accounts for
     take part: H(x) < τ_H · ln C and D > τ_D
     loss = mean of (e^(H₀·ln C − H(x)) + e^D) · H(x),    the weights are not differentiated
 """
@@ -21,17 +21,14 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Setup, register_method
-from lessmore.methods.tent import Tent, TentOptions, entropy, last_blocks
+from lessmore.methods.tent import LowerTent, LowerTentOptions, entropy
 from lessmore.methods.views import content_seed
 
 
 @dataclass(frozen=True)
-class DeYOOptions(TentOptions):
+class DeYOOptions(LowerTentOptions):
     """DeYO's own settings, as published for vision transformers."""
 
-    lr: float = 1e-3
-    """Learning rate of a step on 64 images; a step on fewer takes it in proportion."""
-    nesterov: bool = False
     margin: float = 0.5
     """τ_H: an image takes part if the entropy of its answer is below this share of the largest possible, ln C."""
     reference: float = 0.4
@@ -40,18 +37,15 @@ class DeYOOptions(TentOptions):
     """τ_D: an image takes part if its answer loses more than this with the shape."""
     cells: int = 4
     """Cells on a side of the image that is put together in another order."""
-    frozen: float = 0.25
-    """Share of the blocks, from the last one back, whose norms are left alone; a quarter is blocks 9 to 11 of 12."""
     seed: int = 0
-    """Decides, with the image, in which order the cells come."""
+    """Decides, together with the image, the order of the cells."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
         super().__post_init__()
-        if not 0 < self.margin <= 1 or not 0 <= self.frozen <= 1 or not -1 <= self.difference <= 1:
+        if not 0 < self.margin <= 1 or not -1 <= self.difference <= 1:
             raise ConfigError(
-                "margin must lie in (0, 1], frozen in [0, 1] and difference in [-1, 1], "
-                f"not {self.margin}, {self.frozen} and {self.difference}"
+                f"margin must lie in (0, 1] and difference in [-1, 1], not {self.margin} and {self.difference}"
             )
         if self.cells < 2:
             raise ConfigError(f"cells must be at least 2, or nothing changes its place, not {self.cells}")
@@ -84,19 +78,14 @@ def _scaled(image: Tensor, side: int) -> Tensor:
 
 
 @register_method("deyo", DeYOOptions)
-class DeYO(Tent):
+class DeYO(LowerTent):
     """Tent's affines and momentum; other images take part, with other weights."""
 
     options: DeYOOptions
 
     def __init__(self, setup: Setup, options: DeYOOptions) -> None:
-        self.above = last_blocks(setup.vision, options.frozen)
         self.largest = math.log(len(setup.text))
         super().__init__(setup, options)
-
-    def learns(self, name: str) -> bool:
-        """Whether the affine of that name is learnt: all but those of the last blocks."""
-        return not name.startswith(self.above)
 
     def adapt(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> None:
         """One step on the images of a batch that take part; none if none does.

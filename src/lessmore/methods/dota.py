@@ -25,7 +25,7 @@ from torch import Tensor
 from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 COVARIANCES = ("class", "shared")
 MEANS = ("constant", "texts")
@@ -110,14 +110,10 @@ def update_gaussians_(state: DOTAState, feature: Tensor, p: Tensor) -> None:
 
 
 @register_method("dota", DOTAOptions)
-class DOTA(FeatureStream[DOTAState]):
+class DOTA(FeatureStream[DOTAState, DOTAOptions]):
     """Answers with the Gaussians as they were before the image, then updates them."""
 
     follow_classes = staticmethod(by_rows(weights=(0,), means=(0,), covariances=(0,)))
-
-    def __init__(self, setup: Setup, options: DOTAOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> DOTAState:
         """Gaussians that weigh as much as one image each."""

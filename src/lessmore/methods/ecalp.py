@@ -132,14 +132,13 @@ def propagate(graph: Edges, start: Tensor, rounds: int) -> Tensor:
 
 
 @register_method("ecalp", ECALPOptions)
-class ECALP(FeatureStream[ECALPState]):
+class ECALP(FeatureStream[ECALPState, ECALPOptions]):
     """Keeps the graph of the images and the labels they had last."""
 
     state_problem = staticmethod(finite_but("similarities"))
 
     def __init__(self, setup: Setup, options: ECALPOptions) -> None:
-        self.options = options
-        super().__init__(setup)
+        super().__init__(setup, options)
         self.telling = self.text.var(dim=0, correction=0)
         """w up to a factor, which a cosine does not see, `[E]`."""
 

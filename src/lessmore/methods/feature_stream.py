@@ -16,6 +16,7 @@ from lessmore.methods.registry import Facts, Outcome, Setup
 from lessmore.methods.zeroshot import zero_shot_logits
 
 S = TypeVar("S", bound=NamedTuple)
+Options = TypeVar("Options")
 
 
 class Stepped(NamedTuple, Generic[S]):
@@ -29,19 +30,21 @@ class Stepped(NamedTuple, Generic[S]):
     """Whether the image entered a memory, `[]` bool; None where there is no memory of images."""
 
 
-class FeatureStream(ABC, Generic[S]):
-    """Holds the state of a stream: a named tuple of tensors whose shapes never change."""
+class FeatureStream(ABC, Generic[S, Options]):
+    """Holds the state of a stream, a named tuple of tensors whose shapes never change, and the method's options."""
 
     facts = Facts(training_free=True, kind="online")
     wants: Literal["feature"] = "feature"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, options: Options) -> None:
         """Begin a stream.
 
         Args:
             setup: The model, the class embeddings and the settings.
+            options: The method's own settings.
         """
         self.setup = setup
+        self.options = options
         self.text = setup.class_texts.text
         self.stream = self.empty()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped, stream_progress
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,8 @@ def label_shift(answers: Tensor, count: Tensor, weight: Tensor, rounds: int) -> 
 
 
 @register_method("lsa", LSAOptions)
-class LSA(FeatureStream[LSAState]):
+class LSA(FeatureStream[LSAState, LSAOptions]):
     """Divides by the estimated frequencies of the classes."""
-
-    def __init__(self, setup: Setup, options: LSAOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> LSAState:
         """No answers."""

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
-from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
-from lessmore.methods.views import ViewOptions, first_view_steps, make_views
-from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.methods.registry import register_method
+from lessmore.methods.views import ViewEnsemble, ViewOptions
 
 _ROUNDS = 5
 _STILL = 1e-6  # what moves less than this has arrived
@@ -98,30 +95,18 @@ def _settle(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @register_method("mta", MTAOptions)
-class MTA(Episodic):
-    """Every image alone; nothing is remembered."""
+class MTA(ViewEnsemble[MTAOptions]):
+    """The class nearest to the mode of the views."""
 
-    def __init__(self, setup: Setup, options: MTAOptions) -> None:
-        self.setup = setup
-        self.options = options
-        self.facts = Facts(training_free=True, kind="episodic", views=options.views)
-
-    def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, `[V, 3, S, S]`.
+    def combine(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Probabilities of the mode, `[C]`.
 
         Args:
-            image: RGB, or preprocessed pixels `[3, S, S]`.
-            seed: Seeds the crops, together with the image.
+            features: Of the views, L2-normalised, `[V, E]`, the plain image's first.
+            logits: Of the same views, `[V, C]`.
         """
-        return make_views(self.setup.model, image, seed, self.options)
-
-    def predict(self, pixels: Tensor) -> Outcome:
-        """Answer one image, given its views [V, 3, S, S]."""
-        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
-        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
-        mode, _ = find_mode(encoded.feature, logits, self.options)
-        scores = (self.setup.logit_scale * (mode @ self.setup.text.to(mode.dtype).T)).softmax(dim=-1)
-        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, first_view_steps(encoded.steps))
+        mode, _ = find_mode(features, logits, self.options)
+        return (self.setup.logit_scale * (mode @ self.setup.text.to(mode.dtype).T)).softmax(dim=-1)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """A pass of the tower for every view and, in `matmul`, the agreement of the views and the search for the mode.

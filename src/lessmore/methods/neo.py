@@ -17,7 +17,7 @@ from torch import Tensor
 from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,10 @@ class NEOState(NamedTuple):
 
 
 @register_method("neo", NEOOptions)
-class NEO(FeatureStream[NEOState]):
+class NEO(FeatureStream[NEOState, NEOOptions]):
     """Subtracts the running mean feature; the classifier stays as it is."""
 
     follow_classes = staticmethod(by_rows())
-
-    def __init__(self, setup: Setup, options: NEOOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> NEOState:
         """No images, and no mean."""

@@ -120,15 +120,14 @@ def precision_times(state: OGAState, means: Tensor) -> Tensor:
 
 
 @register_method("oga", OGAOptions)
-class OGA(FeatureStream[OGAState]):
+class OGA(FeatureStream[OGAState, OGAOptions]):
     """Stores the image first and answers it second, as the public code does."""
 
     state_problem = staticmethod(finite_but("entropies"))
     follow_classes = staticmethod(by_rows(features=(0,), entropies=(0,)))
 
     def __init__(self, setup: Setup, options: OGAOptions) -> None:
-        self.options = options
-        super().__init__(setup)
+        super().__init__(setup, options)
         self.gaussians = self.fitted()
 
     def empty(self) -> OGAState:

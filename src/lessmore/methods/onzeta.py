@@ -24,7 +24,7 @@ from torch import Tensor
 from lessmore.core.class_list import by_rows
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped, stream_progress
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,10 @@ class OnZetaState(NamedTuple):
 
 
 @register_method("onzeta", OnZetaOptions)
-class OnZeta(FeatureStream[OnZetaState]):
+class OnZeta(FeatureStream[OnZetaState, OnZetaOptions]):
     """Two online problems, one gradient step each per image, both in closed form."""
 
     follow_classes = staticmethod(by_rows(dual=(0,), proxies=(0,)))
-
-    def __init__(self, setup: Setup, options: OnZetaOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> OnZetaState:
         """Nothing to balance, and proxies that are the class embeddings."""

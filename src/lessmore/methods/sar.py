@@ -17,36 +17,28 @@ from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Setup, register_method
-from lessmore.methods.tent import Tent, TentOptions, entropy, last_blocks
+from lessmore.methods.tent import LowerTent, LowerTentOptions, entropy
 from lessmore.storage.state import Form, finite_problem
 
 _DECAY = 0.9
 
 
 @dataclass(frozen=True)
-class SAROptions(TentOptions):
-    """SAR's own settings, as published for vision transformers."""
+class SAROptions(LowerTentOptions):
+    """SAR's own settings, as published for vision transformers. A step on a single image takes twice the rate."""
 
-    lr: float = 1e-3
-    """Learning rate of a step on 64 images; a step on fewer takes it in proportion, on a single image twice that."""
-    nesterov: bool = False
     margin: float = 0.4
     """A sample is reliable if the entropy of its answer is below this share of the largest possible, ln C."""
     rho: float = 0.05
     """Length of the step uphill before the gradient is taken."""
     floor: float = 0.2
     """Affines are reset once the moving average of the loss falls below this."""
-    frozen: float = 0.25
-    """Share of the blocks, from the last one back, whose norms are left alone; a quarter is blocks 9 to 11 of 12."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
         super().__post_init__()
-        if not self.rho > 0 or not 0 < self.margin <= 1 or not 0 <= self.frozen <= 1:
-            raise ConfigError(
-                f"rho must be positive, margin in (0, 1] and frozen in [0, 1], "
-                f"not {self.rho}, {self.margin} and {self.frozen}"
-            )
+        if not self.rho > 0 or not 0 < self.margin <= 1:
+            raise ConfigError(f"rho must be positive and margin in (0, 1], not {self.rho} and {self.margin}")
 
     @property
     def rate(self) -> float:
@@ -55,20 +47,15 @@ class SAROptions(TentOptions):
 
 
 @register_method("sar", SAROptions)
-class SAR(Tent):
+class SAR(LowerTent):
     """Tent's affines and momentum, and the moving average of the loss."""
 
     options: SAROptions
     average: Tensor
 
     def __init__(self, setup: Setup, options: SAROptions) -> None:
-        self.above = last_blocks(setup.vision, options.frozen)
         self.bound = options.margin * math.log(len(setup.text))
         super().__init__(setup, options)
-
-    def learns(self, name: str) -> bool:
-        """Whether the affine of that name is learnt: all but those of the last blocks."""
-        return not name.startswith(self.above)
 
     def adapt(self, pixels: Tensor, encoded: Encoded, logits: Tensor) -> None:
         """The two steps on one batch, from its reliable samples; none if no sample is reliable.

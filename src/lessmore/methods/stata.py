@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lessmore.errors import ConfigError
 from lessmore.methods.feature_stream import FeatureStream, Stepped
-from lessmore.methods.registry import Setup, register_method
+from lessmore.methods.registry import register_method
 
 _LEAST = 1e-8  # variance of a direction in which nothing differs
 
@@ -152,12 +152,8 @@ def _spread(features: Tensor, plain: Tensor, text: Tensor) -> Tensor:
 
 
 @register_method("stata", StatAOptions)
-class StatA(FeatureStream[StatAState]):
+class StatA(FeatureStream[StatAState, StatAOptions]):
     """Takes an image into the window, fits everything afresh, and gives the image's own answer."""
-
-    def __init__(self, setup: Setup, options: StatAOptions) -> None:
-        self.options = options
-        super().__init__(setup)
 
     def empty(self) -> StatAState:
         """No images."""

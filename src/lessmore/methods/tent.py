@@ -91,6 +91,23 @@ def last_blocks(vision: ViT, share: float) -> tuple[str, ...]:
     return tuple(f"blocks.{i}." for i in range(depth - math.floor(share * depth), depth))
 
 
+@dataclass(frozen=True)
+class LowerTentOptions(TentOptions):
+    """Tent's settings as later methods publish them for vision transformers."""
+
+    lr: float = 1e-3
+    """Learning rate of a step on 64 images; a step on fewer takes it in proportion."""
+    nesterov: bool = False
+    frozen: float = 0.25
+    """Share of the blocks, from the last one back, whose norms are left alone; a quarter is blocks 9 to 11 of 12."""
+
+    def __post_init__(self) -> None:
+        """Validate once; every later use may trust the values."""
+        super().__post_init__()
+        if not 0 <= self.frozen <= 1:
+            raise ConfigError(f"frozen must lie in [0, 1], not {self.frozen}")
+
+
 @register_method("tent", TentOptions)
 class Tent:
     """Holds the affines, their momentum, and the images gathered for the next step."""
@@ -244,3 +261,15 @@ class Tent:
             return self.setup.image_macs(accounting)
         passes = 3 - 1 / self.options.window
         return round(passes * self.setup.image_macs()) + self.setup.gradient_macs()
+
+
+class LowerTent(Tent):
+    """Tent that leaves the norms of the last blocks alone."""
+
+    def __init__(self, setup: Setup, options: LowerTentOptions) -> None:
+        self.above = last_blocks(setup.vision, options.frozen)
+        super().__init__(setup, options)
+
+    def learns(self, name: str) -> bool:
+        """Whether the affine of that name is learnt: all but those of the last blocks."""
+        return not name.startswith(self.above)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -18,8 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.core.condense.source import Step
+from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
 from lessmore.methods.augmix import augmix
+from lessmore.methods.registry import Episodic, Facts, Outcome, Setup
+from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
 
@@ -42,6 +47,43 @@ class ViewOptions:
             raise ConfigError(f"views must be at least 2, the plain image and a random one, not {self.views}")
         if not 0 < self.smallest <= 1:
             raise ConfigError(f"smallest must lie in (0, 1], not {self.smallest}")
+
+
+Options = TypeVar("Options", bound=ViewOptions)
+
+
+class ViewEnsemble(Episodic, Generic[Options]):
+    """Answers each image from several views of it, without training and without a memory."""
+
+    def __init__(self, setup: Setup, options: Options) -> None:
+        self.setup = setup
+        self.options = options
+        self.facts = Facts(training_free=True, kind="episodic", views=options.views)
+
+    def views(self, image: PIL.Image.Image | Tensor, seed: int) -> Tensor:
+        """The plain image and random crops of it, `[V, 3, S, S]`.
+
+        Args:
+            image: RGB, or preprocessed pixels `[3, S, S]`.
+            seed: Seeds the crops, together with the image.
+        """
+        return make_views(self.setup.model, image, seed, self.options)
+
+    def predict(self, pixels: Tensor) -> Outcome:
+        """Answer one image, given its views `[V, 3, S, S]`."""
+        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
+        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
+        scores = self.combine(encoded.feature, logits)
+        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, first_view_steps(encoded.steps))
+
+    @abstractmethod
+    def combine(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Probabilities of the image, `[C]`.
+
+        Args:
+            features: Of the views, L2-normalised, `[V, E]`, the plain image's first.
+            logits: Of the same views, `[V, C]`.
+        """
 
 
 def make_views(

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
-from lessmore.core.encoder import encode
 from lessmore.errors import ConfigError
-from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
-from lessmore.methods.views import ViewOptions, first_view_steps, make_views
-from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.methods.registry import register_method
+from lessmore.methods.views import ViewEnsemble, ViewOptions
 
 
 @dataclass(frozen=True)
@@ -55,29 +52,17 @@ def tally_votes(logits: Tensor, selection: float) -> Tensor:
 
 
 @register_method("zero", ZeroOptions)
-class Zero(Episodic):
-    """Every image alone; nothing is remembered."""
+class Zero(ViewEnsemble[ZeroOptions]):
+    """The class with the most votes of confident views."""
 
-    def __init__(self, setup: Setup, options: ZeroOptions) -> None:
-        self.setup = setup
-        self.options = options
-        self.facts = Facts(training_free=True, kind="episodic", views=options.views)
-
-    def views(self, image: Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, `[V, 3, S, S]`.
+    def combine(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Shares of the votes, `[C]`.
 
         Args:
-            image: RGB, or preprocessed pixels `[3, S, S]`.
-            seed: Seeds the crops, together with the image.
+            features: Not read.
+            logits: Of all views, `[V, C]`.
         """
-        return make_views(self.setup.model, image, seed, self.options)
-
-    def predict(self, pixels: Tensor) -> Outcome:
-        """Answer one image, given its views [V, 3, S, S]."""
-        encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
-        logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
-        scores = tally_votes(logits, self.options.selection)
-        return Outcome(logits[0], scores, logits[0].softmax(dim=-1), None, first_view_steps(encoded.steps))
+        return tally_votes(logits, self.options.selection)
 
     def macs(self, accounting: Accounting = "matmul") -> int:
         """A pass of the tower for every view.
