@@ -17,7 +17,8 @@ from lessmore.core.algorithm import algorithm
 from lessmore.core.class_list import ClassChange
 from lessmore.core.condense.source import source_map
 from lessmore.engines import check_engine
-from lessmore.engines.answers import Answered, Answerer, Failure, Health
+from lessmore.engines.answered import Answered, Failure
+from lessmore.engines.answers import Answerer, Health
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
 from lessmore.methods.resolve import resolve
@@ -247,6 +248,7 @@ class Adapter:
             label=answered.setup.classes[answered.index],
             index=answered.index,
             scores=answered.scores,
+            raw_scores=answered.raw_scores,
             zero_shot_scores=answered.zero_shot,
             entropy=entropy_of(answered.zero_shot),
             refused=answered.refused,

@@ -38,7 +38,9 @@ class Prediction:
     index: int
     """Its place in the class list."""
     scores: Tensor
-    """Probability of every class after adaptation, `[C]`."""
+    """Probability of every class after adaptation, calibrated without labels, `[C]`."""
+    raw_scores: Tensor
+    """The same as the method makes them, in the same order but far surer than right, `[C]`."""
     zero_shot_scores: Tensor
     """The same before adaptation, from the same forward pass, `[C]`."""
     entropy: float
@@ -54,7 +56,7 @@ class Prediction:
 
     @property
     def confidence(self) -> float:
-        """Probability of the class answered."""
+        """Probability of the class answered: about how often such answers are right."""
         return float(self.scores[self.index])
 
     @property

@@ -79,7 +79,7 @@ def answers(name: str) -> list[list[float]]:
     views = ANSWERS[name].get("method") in ("zero", "mta", "tpt")
     adapter = lessmore.adapt("tiny", NAMES, engine="eager", cache=False, **ANSWERS[name])
     images = long_stream() if name.endswith("long stream") else stream(3 if views else 16)
-    return _rounded(torch.stack([adapter(image).scores for image in images]))
+    return _rounded(torch.stack([adapter(image).raw_scores for image in images]))
 
 
 def record() -> dict[str, Any]:

@@ -16,7 +16,7 @@ HOSTILE = ("<script>alert(1)</script>", 'a "b" & <i>c</i>', "plain")
 
 
 def made(classes: tuple[str, ...] = ("cat", "dog", "fox"), **more: object) -> Prediction:
-    return Prediction(classes[1], 1, SCORES, BEFORE, 0.898, classes=classes, **more)  # type: ignore[arg-type]
+    return Prediction(classes[1], 1, SCORES, SCORES, BEFORE, 0.898, classes=classes, **more)  # type: ignore[arg-type]
 
 
 class Outline(HTMLParser):
@@ -52,7 +52,7 @@ def test_repr_names_the_best_classes_and_what_zero_shot_said() -> None:
 def test_top_takes_the_first_of_equal_classes() -> None:
     assert [name for name, _ in made().top(2)] == ["dog", "fox"]
     assert len(made().top(99)) == 3 and made().top(0) == []
-    even = Prediction("a", 0, torch.full((3,), 1 / 3), BEFORE, 0.0, classes=("a", "b", "c"))
+    even = Prediction("a", 0, torch.full((3,), 1 / 3), torch.full((3,), 1 / 3), BEFORE, 0.0, classes=("a", "b", "c"))
     assert [name for name, _ in even.top()] == ["a", "b", "c"]
 
 

@@ -52,6 +52,8 @@ class Operations(NamedTuple):
 class Settled(NamedTuple):
     """The result of a step."""
 
+    debiased: Tensor
+    """Before any stored sample votes, `[C]`."""
     corrected: Tensor
     """Debiased and corrected scores, logits or probabilities depending on the preset, `[C]`."""
     delta: Delta
@@ -153,4 +155,4 @@ def settle(
     if config.order == "predict_first":
         state = operations.apply(state, delta)
     corrected = correct(debiased, scores, config, None if off else debias.trust(stream_mean))
-    return Settled(corrected, delta), state
+    return Settled(debiased, corrected, delta), state

@@ -10,52 +10,23 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from lessmore.core.class_list import ClassChange
-from lessmore.core.condense.source import Step
-from lessmore.core.encoder import PLAIN, Encoded, encode
+from lessmore.core.encoder import Encoded
 from lessmore.engines import Batching, build, resolve_engine
+from lessmore.engines.answered import Answered, Failure, plain_scores, read
 from lessmore.engines.batching import on_host
+from lessmore.engines.confidence import confidence_in, next_temperature
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.saved import follower_of
-from lessmore.methods.zeroshot import zero_shot_logits
 
 REFUSALS = 10
 """Refused answers in a row after which the state is set aside."""
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One image, answered. Scores are float32 on the CPU and sum to one."""
-
-    scores: Tensor
-    """After adaptation, `[C]`."""
-    zero_shot: Tensor
-    """Before adaptation, from the same forward pass, `[C]`."""
-    refused: bool
-    """Whether the adapted answer was not finite and the plain model's was given instead."""
-    stored: bool
-    """Whether the image entered the method's memory."""
-    steps: list[Step]
-    """What the condensing blocks did."""
-    setup: Setup
-    """What answered, with the class list of that moment."""
-
-    @cached_property
-    def index(self) -> int:
-        """The class answered."""
-        return int(self.scores.argmax())
-
-    @cached_property
-    def changed(self) -> bool:
-        """Whether adaptation changed the answer."""
-        return self.index != int(self.zero_shot.argmax())
 
 
 @dataclass
@@ -92,68 +63,13 @@ class Health:
     """Answers refused since the last one that was not."""
     set_aside: int = 0
     """How often the state was set aside because answers were refused one after another."""
+    temperature: float = 1.0
+    """What the evidence for answers is divided by, so that they are as sure as zero-shot's on average."""
 
     @property
     def agreement(self) -> float:
         """Share of the answers that equal zero-shot's."""
         return 1 - self.changed / self.seen if self.seen else 1.0
-
-
-Failure = ImageError | NonFiniteError
-"""Why an image has no answer."""
-
-
-def read(outcome: Outcome, setup: Setup, plain: Callable[[], Tensor]) -> Answered:
-    """Bring an outcome to the host; one that is not finite is answered by the plain model instead.
-
-    Args:
-        outcome: The outcome of one image.
-        setup: What answered it.
-        plain: Makes the plain model's probabilities of the image, `[C]`; called only if they are needed.
-
-    Raises:
-        NonFiniteError: The plain model's answer is not finite either.
-    """
-    both = torch.stack([outcome.scores, outcome.zero_shot]).cpu().float()  # one copy: on a GPU each waits for the last
-    scores, zero_shot = both
-    refused = not bool(both.isfinite().all())
-    if refused:
-        scores = zero_shot = plain()
-    stored = outcome.stored is not None and bool(outcome.stored)
-    return Answered(scores, zero_shot, refused, stored, outcome.steps, setup)
-
-
-def plain_scores(setup: Setup, pixels: Tensor) -> Tensor:
-    """Zero-shot probabilities of the whole, uncondensed model, `[C]` float32 on the CPU.
-
-    Args:
-        setup: The model and the class embeddings.
-        pixels: One preprocessed image, `[1, 3, H, W]`.
-
-    Raises:
-        NonFiniteError: The model itself answers with NaN or infinity.
-    """
-    encoded = encode(setup.vision, pixels, PLAIN)
-    return checked(zero_shot_logits(encoded, setup.text, setup.logit_scale)[0].softmax(dim=-1), pixels.dtype)
-
-
-def checked(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Probabilities `[C]` as float32 on the CPU.
-
-    Args:
-        scores: Probabilities, `[C]`.
-        dtype: Type the model computes in, for the error.
-
-    Raises:
-        NonFiniteError: Some are not finite.
-    """
-    scores = scores.float().cpu()
-    if not scores.isfinite().all():
-        raise NonFiniteError(
-            f"the model answers this image with NaN or infinity in {str(dtype).removeprefix('torch.')}; "
-            "load it in float32 or bfloat16, or check its weights"
-        )
-    return scores
 
 
 class Answerer:
@@ -332,6 +248,7 @@ class Answerer:
         except NonFiniteError:
             health.refused += 1
             raise
+        answered = self._judge(answered)
         health.seen += 1
         health.changed += answered.changed
         health.stored += answered.stored
@@ -340,6 +257,15 @@ class Answerer:
         if health.refused_in_a_row >= REFUSALS:
             self._set_aside()
         return answered
+
+    def _judge(self, answered: Answered) -> Answered:
+        """Say how sure the answer is, and let the temperature follow the stream."""
+        health, usual = self._health, float(answered.zero_shot.max())
+        if answered.refused:
+            return replace(answered, confidence=usual)
+        confidence = confidence_in(answered.index, answered.evidence, health.temperature)
+        health.temperature = next_temperature(health.temperature, health.seen, confidence, usual)
+        return replace(answered, confidence=confidence)
 
     def _set_aside(self) -> None:
         """Start again with an empty state: one that spoils every answer would otherwise do so for good."""
@@ -351,6 +277,7 @@ class Answerer:
             self._ahead.take_back()
         self.method.reset()
         self._health.refused_in_a_row = 0
+        self._health.temperature = 1.0
         self._health.set_aside += 1
 
 

@@ -75,18 +75,21 @@ def logits_of(encoded: Encoded, setup: Setup) -> Tensor:
     return zero_shot_logits(encoded, setup.text, setup.logit_scale)
 
 
-def outcome(logits: Tensor, corrected: Tensor, stored: Tensor, steps: list[Step], setup: Setup) -> Outcome:
+def outcome(
+    logits: Tensor, debiased: Tensor, corrected: Tensor, stored: Tensor, steps: list[Step], setup: Setup
+) -> Outcome:
     """An `Outcome` whose tensors have the batch in front.
 
     Args:
         logits: Zero-shot logits, `[B, C]`.
+        debiased: Before any stored sample votes, `[B, C]`.
         corrected: Corrected scores, `[B, C]`, in the domain of the preset.
         stored: Which images were stored, `[B]` bool.
         steps: What the condensing blocks did.
         setup: The settings.
     """
     scores = probabilities(corrected, setup.preset.adaptation.domain)
-    return Outcome(logits, scores, logits.softmax(dim=-1), stored, steps)
+    return Outcome(logits, scores, logits.softmax(dim=-1), stored, steps, debiased)
 
 
 class Answers(Sequence[Outcome]):
@@ -127,20 +130,28 @@ def split(batch: Outcome, n: int) -> list[Outcome]:
     logits, scores, zero_shot = (t[:n].unbind(0) for t in (batch.logits, batch.scores, batch.zero_shot))
     stored = [None] * n if batch.stored is None else batch.stored[:n].unbind(0)
     steps = [_each(step, n) for step in batch.steps]
-    return [Outcome(logits[i], scores[i], zero_shot[i], stored[i], [s[i] for s in steps]) for i in range(n)]
+    evidence = [None] * n if batch.evidence is None else batch.evidence[:n].unbind(0)
+    return [
+        Outcome(logits[i], scores[i], zero_shot[i], stored[i], [s[i] for s in steps], evidence[i]) for i in range(n)
+    ]
 
 
 def on_host(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes with scores, zero-shot probabilities and `stored` on the CPU; one copy each for all of them."""
+    """Outcomes with everything but the logits on the CPU; one copy each for all of them."""
     scores, zero_shot = (
         torch.stack(rows).cpu() for rows in zip(*((o.scores, o.zero_shot) for o in outcomes), strict=True)
     )
-    kept = [o.stored for o in outcomes if o.stored is not None]
-    stored = torch.stack(kept).cpu() if len(kept) == len(outcomes) else [None] * len(outcomes)
+    stored, evidence = _together([o.stored for o in outcomes]), _together([o.evidence for o in outcomes])
     return [
-        o._replace(scores=own, zero_shot=plain, stored=was)
-        for o, own, plain, was in zip(outcomes, scores, zero_shot, stored, strict=True)
+        o._replace(scores=own, zero_shot=plain, stored=was, evidence=judged)
+        for o, own, plain, was, judged in zip(outcomes, scores, zero_shot, stored, evidence, strict=True)
     ]
+
+
+def _together(each: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Tensors on the CPU, copied at once; nothing where one has none."""
+    there = [one for one in each if one is not None]
+    return torch.stack(there).cpu().unbind(0) if len(there) == len(each) else [None] * len(each)
 
 
 def _each(step: Step, n: int) -> list[Step]:
@@ -154,7 +165,7 @@ def copied(answer: Outcome) -> Outcome:
     """An independent copy, for answers in the memory of a graph that will be replayed."""
     steps = [Step(s.block, s.stage, s.target.clone(), _copy(s.anchor)) for s in answer.steps]
     logits, scores, zero_shot = answer.logits.clone(), answer.scores.clone(), answer.zero_shot.clone()
-    return Outcome(logits, scores, zero_shot, _copy(answer.stored), steps)
+    return Outcome(logits, scores, zero_shot, _copy(answer.stored), steps, _copy(answer.evidence))
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

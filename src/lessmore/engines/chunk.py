@@ -255,7 +255,7 @@ class Chunk:
             for ours, theirs in zip(state.stream_mean, debiased.stream_mean, strict=True):
                 ours.copy_(theirs)
             state.token_mean.copy_(means[-1])
-        return outcome(logits, better, decisions.stored, encoded.steps, self.setup)
+        return outcome(logits, debiased.logits, better, decisions.stored, encoded.steps, self.setup)
 
     def _passed(self, pixels: Tensor, images: Tensor) -> Outcome:
         encoded = self.rest(self.prefix(pixels), None)

@@ -154,7 +154,12 @@ class Fused:
         plain = isinstance(self.method, ZeroShot)
         scores = zero_shot if plain else self.sample.scores.clone()
         stored = None if plain else self.sample.slot >= 0
-        return Outcome(self.logits[0].clone(), scores, zero_shot, stored, self.tower.steps())
+        evidence = None if plain else self._judged()[0].clone()
+        return Outcome(self.logits[0].clone(), scores, zero_shot, stored, self.tower.steps(), evidence)
+
+    def _judged(self) -> Tensor:
+        """The logits before any stored sample votes, `[1, C]`."""
+        return self.logits if self.method.setup.preset.adaptation.debias == "off" else self.debiased
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class Multi:
         sample = Sample(encoded.tokens, encoded.feature, logits_of(encoded, self.setup))
         settled, _ = settle(sample, state, adaptation, self._operations)
         stored = settled.delta.placement.slot >= 0
-        return outcome(sample.logits, settled.corrected, stored, encoded.steps, self.setup)
+        return outcome(sample.logits, settled.debiased, settled.corrected, stored, encoded.steps, self.setup)
 
     def reset(self, stream: int | None = None) -> None:
         """Forget one stream, or all."""

@@ -96,6 +96,9 @@ class Outcome(NamedTuple):
     """[] bool: whether the sample entered the method's memory; None where there is no memory."""
     steps: list[Step]
     """What the condensing blocks did."""
+    evidence: Tensor | None = None
+    """Logits by which to judge how sure the answer is: those before any stored sample votes, [C]. None where the method
+    has none."""
 
 
 class Method(Protocol):

@@ -26,6 +26,8 @@ class Answer(NamedTuple):
 
     logits: Tensor
     """Zero-shot, `[C]`."""
+    debiased: Tensor
+    """Debiased, `[C]`."""
     corrected: Tensor
     """Debiased and corrected, on logits or probabilities as the preset says, `[C]`."""
     delta: Delta
@@ -58,7 +60,7 @@ def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Opera
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
     sample = Sample(encoded.tokens[0], encoded.feature[0], logits)
     settled, state = settle(sample, state, setup.preset.adaptation, operations)
-    return Answer(logits, settled.corrected, settled.delta, encoded.steps), state
+    return Answer(logits, settled.debiased, settled.corrected, settled.delta, encoded.steps), state
 
 
 def step(setup: Setup, weights: Tensor, pixels: Tensor, state: StreamState) -> tuple[Answer, StreamState]:
@@ -131,6 +133,7 @@ class TCA:
             zero_shot=answer.logits.softmax(dim=-1),
             stored=answer.delta.placement.slot >= 0,
             steps=answer.steps,
+            evidence=answer.debiased,
         )
 
     def reset(self) -> None:
