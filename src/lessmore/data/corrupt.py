@@ -31,11 +31,11 @@ MAIN = (
 )
 """The 15 corruptions of the benchmark, in its order."""
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The four it keeps for validation."""
+"""The four that the benchmark keeps for validation."""
 SEVERITIES = 5
-"""Severities go from 1 to this."""
+"""The highest severity; the lowest is 1."""
 SMALLEST = 32
-"""Pixels an image needs on each side; below that the corruptions are not defined."""
+"""Least number of pixels on each side; below it the corruptions are not defined."""
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -45,7 +45,7 @@ CORRUPTIONS: Registry[Corrupter] = Registry("corruption", "lessmore.corruptions"
 """Every corruption by name."""
 
 register_corruption = CORRUPTIONS.register
-"""Decorator: make a corruption known, as a `Corrupter`."""
+"""Decorator: register a `Corrupter`."""
 
 
 @dataclass(frozen=True)

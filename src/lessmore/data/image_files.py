@@ -9,7 +9,7 @@ import stat
 from lessmore.errors import ImageError
 
 MAX_BYTES = 64 * 2**20
-"""The largest encoded image, counted as it is read and not as a header or the file system says."""
+"""Bytes of the largest encoded image, counted while reading: neither a header nor the file system is trusted."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 

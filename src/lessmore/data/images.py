@@ -23,9 +23,9 @@ from lessmore.errors import ImageError
 
 MAX_PIXELS = 50_000_000
 MAX_MEMORY = 290 * 10**6
-"""Bytes that decoding may take at its peak, by our estimate."""
+"""Estimated bytes that decoding may take at its peak."""
 MAX_SLOW = 2**21
-"""Bytes of the formats that Pillow decodes in Python: text and odd depths of PPM, and run lengths of BMP."""
+"""Bytes in the formats that Pillow decodes in Python: text and odd depths of PPM, and run-length BMP."""
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | Image.Image | NDArray[Any]
 
@@ -33,7 +33,7 @@ _SLOW = ("ppm", "ppm_plain", "bmp_rle")
 _STORED = {"1": 1, "L": 1, "P": 1}
 _ORIENTATION = 0x0112
 _STRIP = 256
-"""Rows converted at a time."""
+"""Rows that are converted at a time."""
 
 
 def load_image(source: ImageSource) -> Image.Image:

@@ -44,7 +44,7 @@ class Visit:
 
 
 StreamPlan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
-"""Numbers of the images to visit [n], labels of all images [N], a generator → visits."""
+"""A function of the images to visit `[n]`, the labels of all images `[N]` and a generator; it returns the visits."""
 
 
 def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:

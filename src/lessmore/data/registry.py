@@ -95,7 +95,7 @@ def list_datasets() -> list[str]:
 
 
 def list_groups() -> dict[str, list[str]]:
-    """Group names and what they stand for."""
+    """Names of the groups, each with its members."""
     named = {name: list(members) for name, members in facts.groups().items()}
     return {**named, _CIFAR: [name for name in list_datasets() if name.startswith(f"{_CIFAR}/")]}
 

@@ -16,9 +16,9 @@ from PIL import Image
 from lessmore.errors import ImageError
 
 MAX_SEGMENTS = 5_000
-"""Marker segments of a JPEG, of which metadata of 64 MB take 1,000, and blocks of a GIF before its picture."""
+"""Marker segments of a JPEG, where 64 MB of metadata need 1,000, and blocks of a GIF before its picture."""
 MAX_SCANS = 100
-"""Scans of a progressive JPEG, each of which goes over the whole picture; encoders write about 10."""
+"""Scans of a progressive JPEG; each goes over the whole picture, and encoders write about 10."""
 MAX_CHUNKS = 100_000
 """Chunks of a PNG."""
 MAX_GIF_METADATA = 2**18
@@ -31,9 +31,9 @@ class Demand(NamedTuple):
     """What decoding takes besides the picture itself."""
 
     per_pixel: float = 0.0
-    """Bytes for every pixel."""
+    """Bytes per pixel."""
     fixed: int = 0
-    """Bytes once."""
+    """Bytes that do not depend on the pixels."""
 
 
 def screen(data: bytes, name: str) -> bytes:
@@ -103,7 +103,7 @@ class _Segment(NamedTuple):
     marker: int
     body: bytes
     fill: int
-    """Bytes between the segment before and this one's marker."""
+    """Bytes between the previous segment and this one's marker."""
 
 
 _MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")

@@ -26,12 +26,12 @@ class Spec:
     name: str
     title: str
     reader: str = ""
-    """Which of our own readers opens it; nothing where `register_dataset` decorates one."""
+    """Which of our own readers opens it; empty for a reader decorated with `register_dataset`."""
     images: int
     """Images of the test split."""
     classes: tuple[str, ...]
     class_folders: tuple[str, ...] = ()
-    """Sub-folders of the classes where images are sorted that way, in the order of `classes`."""
+    """Sub-folders of the classes, in the order of `classes`, if images are sorted that way."""
     folders: tuple[str, ...] = ("",)
     """Folders of the images below the root, in the layouts of CoOp and TDA, TPT, and the TCA repository."""
     split: str | None = None

@@ -21,7 +21,7 @@ MAX_BYTES = 64 * 2**20
 """The largest list that is read: about a million images."""
 MAX_YAML = 2**20
 MAX_DEPTH = 20
-"""Lists and mappings within one another."""
+"""How deep lists and mappings may be nested."""
 MAX_ALIASES = 100
 
 _Base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -41,7 +41,7 @@ class CachedEncoding(NamedTuple):
     """One image, encoded."""
 
     encoded: Encoded
-    """A batch of one; without steps, and without tokens (L = 0) where they were not asked for."""
+    """A batch of one; without steps, and without tokens (L = 0) unless they were asked for."""
     kept: int
     """Tokens that left the last block."""
 

@@ -35,7 +35,7 @@ from lessmore.prediction import Prediction
 SHIFTS = (("background", 5), ("noise", 2), ("blur", 2), ("sketch", 2))
 SEED = 82_000
 SEEDS = 2**40 - len(SHIFTS)
-"""Seeds from here on were used in training."""
+"""Seeds must be below this: training used the following ones."""
 CLASSES, CLASS_SEED = 48, 1
 IMAGES = 600
 PRESET = "default"

@@ -16,7 +16,7 @@ import torch
 
 Contenders = Mapping[str, Callable[[], object]]
 Times = dict[str, list[float]]
-"""Seconds of every contender, one value per round, all in the order of the rounds."""
+"""Seconds by contender, one value per round, in the order of the rounds."""
 
 
 class Ratio(NamedTuple):

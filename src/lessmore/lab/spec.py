@@ -22,7 +22,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 # Slowest first: what is loaded for one run serves the next.
 AXES = ("model", "precision", "dataset", "templates", "corruption", "order", "seed", "reducer", "preset", "R", "method")
-"""Fields of which a grid may hold lists."""
+"""Fields for which a grid may give lists."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RunSpec:
     device: str = "auto"
     precision: str = "float32"
     workers: int = 0
-    """Processes that decode ahead; 0 = decode in between. No number depends on it."""
+    """Processes that decode ahead; 0 decodes in the main process. No number depends on it."""
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything is loaded."""

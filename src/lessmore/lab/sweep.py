@@ -24,7 +24,7 @@ from lessmore.methods import list_methods
 from lessmore.models.vlm import VLM
 
 RETRIES = 3
-"""How often a run is taken up again whose process was lost."""
+"""How often a run is resumed after its process was lost."""
 _FIELDS = ("grid", "exclude", "cpus", "gpus")
 
 

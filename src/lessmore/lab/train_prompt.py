@@ -42,12 +42,12 @@ class Training:
     shots: int = 16
     """Images per class."""
     epochs: int = 0
-    """0 is the method's own: 50 for CoOp, 10 for CoCoOp."""
+    """0 means the method's own: 50 for CoOp, 10 for CoCoOp."""
     batch: int = 0
-    """Images per step; 0 is the method's own: 32 for CoOp, 1 for CoCoOp."""
+    """Images per step; 0 means the method's own: 32 for CoOp, 1 for CoCoOp."""
     lr: float = 2e-3
     words: str = WORDS
-    """What the context begins as."""
+    """What the context starts as."""
     crops: bool = True
     """Learn from random crops, as published; else from the whole images, which are then encoded only once."""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""BATCLIP: the LayerNorms of both towers move so that sure images, their classes' texts and other classes fit together.
+"""BATCLIP: the LayerNorms of both towers adapt so that images come close to their texts and classes move apart.
 
 Maharana et al., "BATCLIP: Bimodal Online Test-Time Adaptation for CLIP", ICCV 2025, arXiv 2412.02837. x_i are the
 features of a batch before they are normalised, y_i the answers, v_k the mean of the x_i that are answered with k, for
@@ -39,10 +39,10 @@ class BATCLIPOptions(TentOptions):
     """AdamW's first decay rate."""
     nesterov: bool = False
     window: int = 16
-    """Images per step: whenever so many have come, one step is made on all of them. A single image has one class, and
-    nothing to move away from."""
+    """Images per step: one step is made on every so many images. A single image has only one class, and nothing to move
+    away from."""
     words: str = WORDS
-    """What stands before the name of a class."""
+    """The words before the name of a class."""
 
 
 def answered_means(features: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class BATCLIP(Tent):
         return 0
 
     def new_optimiser(self) -> torch.optim.Optimizer:
-        """AdamW, as the authors have it."""
+        """AdamW, as the authors use it."""
         self.written: Tensor | None = None
         return torch.optim.AdamW(self.affines.values(), self.options.rate, betas=(self.options.momentum, 0.999))
 

@@ -42,7 +42,7 @@ class DiffTPTOptions(TPTOptions):
         if not self.folder or not Path(self.folder).is_dir():
             raise ConfigError(
                 f"diff-tpt reads variations of the images from a folder, and folder={self.folder!r} is none; make them "
-                "with a diffusion model as docs/methods/diff-tpt.md shows, and give the folder they lie in"
+                "with a diffusion model as docs/methods/diff-tpt.md shows, and give their folder"
             )
 
 

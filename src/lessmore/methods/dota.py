@@ -1,4 +1,4 @@
-"""DOTA: a Gaussian for every class, fitted to the stream by zero-shot's answers, beside zero-shot.
+"""DOTA: a Gaussian for every class, fitted to the stream by zero-shot's answers, corrects zero-shot.
 
 Han et al., "DOTA: Distributional Test-Time Adaptation of Vision-Language Models", NeurIPS 2025, arXiv 2409.19375. z are
 the zero-shot logits of an image, p their softmax, f its feature; c_k, μ_k, Σ_k are weight, mean and covariance of class

@@ -24,11 +24,11 @@ class MTAOptions(ViewOptions):
     """MTA's own settings, as published."""
 
     neighbours: float = 0.3
-    """Share of the other views whose distances make a view's bandwidth."""
+    """Share of the other views that count as neighbours for a view's bandwidth."""
     lambda_y: float = 0.2
     """Large values make the views' weights alike."""
     lambda_q: float = 4.0
-    """How much agreement of the answers counts beside density."""
+    """Weight of the agreement of the answers against density."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""

@@ -26,7 +26,7 @@ class NEOOptions:
 
     momentum: float = 0.0
     """Smallest weight of a new image in the mean, from 0 to 1. 0 is the plain mean of the whole stream, as published
-    for one domain; more lets old images fade, for a stream whose domain changes."""
+    for one domain; a larger value lets old images fade, for a stream whose domain changes."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the value."""

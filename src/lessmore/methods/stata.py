@@ -1,18 +1,18 @@
-"""StatA: a Gaussian for every class, fitted to a window of images and held by what its text says of it.
+"""StatA: a Gaussian for every class, fitted to a window of images and kept close to what its text says about it.
 
 Zanella et al., "Realistic Test-Time Adaptation of Vision-Language Models", CVPR 2025, arXiv 2501.03729. z_i are the
 answers to the n images of a window, p_i zero-shot's, f_i their features, t_k the texts, w_ij how alike neighbours are.
-The objective, with N(μ_k, Σ_k) of diagonal Σ_k, is least where
+N(μ_k, Σ_k) has a diagonal covariance. The objective to minimise is
 
     −Σ_i z_i·log N(f_i)  −  Σ_ij w_ij z_i·z_j  +  Σ_i KL(z_i ‖ p_i)  +  α Σ_k KL(N(t_k, Σ') ‖ N(μ_k, Σ_k))
 
-is: the last term is the anchor. Its minima along one block of variables after the other, with m_k = Σ_i z_ik:
+where the last term is the anchor. It is minimised over one block of variables at a time, with m_k = Σ_i z_ik:
 
     μ_k = (Σ_i z_ik f_i + α t_k) / (m_k + α)
     Σ_k = (Σ_i z_ik (f_i − μ_k)² + α (Σ' + (t_k − μ_k)²)) / (m_k + α)
     z_ik ∝ p_ik · N(f_i; μ_k, Σ_k) · exp(Σ_j w_ij z_jk)
 
-A class that no image of the window belongs to stays where its text is. Derived here from the objective.
+A class without images in the window stays at its text. Derived here from the objective.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StatAOptions:
     """StatA's own settings."""
 
     window: int = 64
-    """Images that are looked at together, the latest ones. The authors take batches, and answer a whole one at once."""
+    """The latest images, which are fitted together. The authors take batches and answer a whole batch at once."""
     alpha: float = 1.0
     """α, how many images a text counts for; the authors', the same for all data."""
     neighbours: int = 3
@@ -111,7 +111,7 @@ def nearest_images(features: Tensor, used: Tensor, count: int) -> tuple[Tensor, 
         count: How many to look for.
 
     Returns:
-        Their places and how near they are, `[n, k]` each; 0 where there is none or it points away.
+        Their places and their similarities, `[n, k]` each; 0 where there is none, or it points away.
     """
     cosines = (features @ features.T).fill_diagonal_(-1).masked_fill(~used, -1)
     near, places = cosines.sort(dim=1, descending=True, stable=True)
@@ -119,13 +119,13 @@ def nearest_images(features: Tensor, used: Tensor, count: int) -> tuple[Tensor, 
 
 
 def anchored_mixture(features: Tensor, plain: Tensor, text: Tensor, options: StatAOptions | None = None) -> Tensor:
-    """Answers to images that are looked at together: a batch, as the authors have it, or a window.
+    """Answers to images that are fitted together: a batch, as the authors do, or a window.
 
     Args:
         features: Unit length, `[n, E]`; rows of zeros are no images.
         plain: Zero-shot's answers, `[n, C]`; rows of zeros where there is no image.
         text: Class embeddings, `[C, E]`.
-        options: All but `window` matter; by default the defaults.
+        options: `window` is not read; None means the defaults.
 
     Returns:
         Probabilities, `[n, C]`, zeros where there is no image.
@@ -153,7 +153,7 @@ def _spread(features: Tensor, plain: Tensor, text: Tensor) -> Tensor:
 
 @register_method("stata", StatAOptions)
 class StatA(FeatureStream[StatAState, StatAOptions]):
-    """Takes an image into the window, fits everything afresh, and gives the image's own answer."""
+    """Puts the image into the window, fits everything again, and returns the image's own answer."""
 
     def empty(self) -> StatAState:
         """No images."""

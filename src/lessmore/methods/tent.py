@@ -36,7 +36,7 @@ class TentOptions:
     momentum: float = 0.9
     nesterov: bool = True
     window: int = 1
-    """Images per step: whenever so many have come, one step is made on all of them."""
+    """Images per step: one step is made on every so many images."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""

@@ -14,7 +14,7 @@ from lessmore.paper.figures import FIGURES, Request, save_figure
 from lessmore.paper.plan import Column, DatasetCache, ReproductionRequest
 
 _USUAL = {"ood-samples": "imagenet_r"}
-"""Data sets where the user names none; eurosat for the others."""
+"""Data sets that figures use by default; all others use eurosat."""
 
 
 def draw_figures(name: str, request: ReproductionRequest, folder: Path) -> Iterator[list[Path] | str]:

@@ -45,11 +45,11 @@ class Cost:
 
     images: int
     gmacs: float
-    """Of one image, all passes of the method counted, encodings that other runs share included."""
+    """Of one image: all passes of the method, including encodings that other runs share."""
     new_gmacs: float
-    """Of the whole run, what was encoded for earlier runs left out, and matched zero-shot added where it is new."""
+    """Of the whole run: without what earlier runs encode, and with matched zero-shot where it is new."""
     available: bool
-    """Whether its data are there."""
+    """Whether its data exist."""
 
     def seconds(self, pace: Throughput) -> float:
         """The time it takes at a machine's throughput."""

@@ -18,7 +18,7 @@ from lessmore.methods import method_options
 from lessmore.paper.tables import TableRow, TableSpec
 
 _EPISODIC = ("zeroshot", "mta", "zero", "tpt", "c-tpt")
-"""Methods that answer every image for itself: one order is enough."""
+"""Methods that treat every image alone: one order is enough."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class ReproductionRequest:
 
     model: str
     datasets: tuple[str, ...] = ()
-    """In place of the paper's; groups and patterns are welcome."""
+    """Replace the paper's; groups and patterns are allowed."""
     corruptions: tuple[str | None, ...] = (None,)
     seeds: tuple[int, ...] = (0, 1, 2)
     rows: tuple[str, ...] = ()
-    """Patterns of the rows to run; empty for all that need nothing special."""
+    """Patterns of the rows to run; empty means all that need nothing special."""
     common: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every `RunSpec`: root, limit, order, device and so on."""
 
@@ -56,12 +56,12 @@ class TablePlan:
 
     table: TableSpec
     columns: tuple[Column, ...]
-    """Those whose data are there, unless others were wanted as well."""
+    """Those whose data exist, and others if they were asked for."""
     missing: Mapping[str, str]
-    """Data sets that are not, and how to get them."""
+    """Missing data sets, and how to get them."""
     rows: tuple[TableRow, ...]
     left_out: tuple[TableRow, ...]
-    """Rows nobody asked for by name that need more than the others."""
+    """Rows that need more than the others and were not asked for by name."""
     cells: Mapping[tuple[int, int], tuple[RunSpec, ...]]
     """Runs of every (row, column), one per seed; a pair is absent where there is nothing to run."""
 

@@ -37,7 +37,7 @@ class PaperRow:
     """Whether these depend on the image and are a mean over all data sets."""
     augmentation_free: bool | None = None
     parameters: int | None = None
-    """Learnable ones."""
+    """Learnable parameters."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PaperTable:
     model: str
     columns: tuple[str, ...]
     averages: Mapping[str, tuple[str, ...]]
-    """Names of the averages and the columns they are over."""
+    """The columns that each average is over."""
     rows: Mapping[str, PaperRow]
     marks: tuple[Mark, ...]
 

@@ -66,7 +66,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Value], str]]] = {
     "latex": (".tex", lambda value: to_latex(table_page(value))),
     "html": (".html", lambda value: to_html(table_page(value), "lessmore reproduce")),
 }
-"""Endings of the files and what makes their content."""
+"""For each format the ending of its files and the function that makes their content."""
 
 
 def save_table(value: Value, folder: Path, formats: Iterable[str]) -> list[Path]:

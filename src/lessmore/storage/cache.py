@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 Cache = bool | str | Path
-"""Whether to keep things on disk; a path says where."""
+"""Whether to keep results on disk; a path says where."""
 
 
 def cache_folder(cache: Cache, *names: str) -> Path | None:

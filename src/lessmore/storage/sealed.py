@@ -1,6 +1,6 @@
 """Files with a seal: a SHA-256 over all they hold, checked before anything in them is used.
 
-A safetensors file is sealed as a whole: the digest stands in its header, and is taken over the file with zeros in that
+A safetensors file is sealed as a whole: the digest is in its header and is taken over the file with zeros in that
 place. A JSON file is sealed by its content, so that it may be laid out in another way. The seal notices damage. It does
 not prove who wrote a file, so readers still check that the content makes sense.
 """
@@ -205,7 +205,7 @@ def _sealed(data: bytes, seal: Any) -> bool:
 
 
 def _metadata(data: bytes) -> dict[str, Any]:
-    """The header's metadata; nothing where there is none."""
+    """The header's metadata; empty if there is none."""
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = header["__metadata__"]

@@ -22,10 +22,10 @@ SCHEMA = "lessmore.state/6"
 REMEDY = "restore another copy, or start with reset()"
 """What to do about a state that cannot be restored."""
 _HEADER = 1 << 26
-"""Bytes that names and facts may take."""
+"""Bytes that names and facts may take together."""
 
 Problem = Callable[[Mapping[str, Tensor]], str | None]
-"""Says why tensors of the right form cannot be a state, or None."""
+"""Why tensors of the right form cannot be a state; None if they can."""
 
 Counts = TypeVar("Counts")
 
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int | range, ...]
-    """Lengths; a range where several are possible."""
+    """Lengths of the dimensions; a range if several are possible."""
     required: bool = True
 
     def fits(self, tensor: Tensor) -> bool:

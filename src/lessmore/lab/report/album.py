@@ -36,17 +36,17 @@ from lessmore.models.vlm import VLM
 PICTURE, THUMBNAIL = 224, 72
 """Sides of the browser's and the reservoir's pictures, in pixels."""
 ENTRIES = 300
-"""So many of the reservoir's images are shown at most."""
+"""How many images of the reservoir are shown at most."""
 
 AlbumTick = Callable[[], object]
 
 
 class Tokens(NamedTuple):
-    """What became of an image's patches."""
+    """The fate of an image's patches."""
 
     blocks: tuple[int, ...]
     maps: tuple[str, ...]
-    """A letter per patch after each block: `.` as it was, `#` pruned, else the colour of its token from `a` on."""
+    """One letter per patch after each block: `.` unchanged, `#` pruned, else the colour of its token, from `a` on."""
     left: tuple[int, ...]
     """Patch tokens that left each block."""
 
@@ -55,10 +55,10 @@ class AlbumEntry(NamedTuple):
     """An image in the reservoir at the end of the stream."""
 
     label: int
-    """The class it stands for."""
+    """The class whose slot it is in."""
     row: SampleRow
     key: float
-    """Its entropy, or whatever the preset's key is."""
+    """Its entropy, or another key that the preset uses."""
     uri: str
 
 
@@ -67,9 +67,9 @@ class Album:
     """What can be shown of a run; notes say what cannot, and why."""
 
     classes: tuple[str, ...] = ()
-    """Empty where the data are not here."""
+    """Empty if the run does not record them."""
     uris: dict[int, str] = field(default_factory=dict)
-    """Pictures by the number of their sample."""
+    """Pictures by number of the sample."""
     tokens: dict[int, Tokens] = field(default_factory=dict)
     reservoir: tuple[AlbumEntry, ...] = ()
     entries: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 _CONTROL = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f"
 _UNSEEN = re.compile(f"[{_CONTROL}\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, marks that turn the direction of writing, and bytes of names that are no UTF-8."""
+"""Control characters, marks that change the direction of writing, and bytes of names that are not UTF-8."""
 
 
 def visible(text: str) -> str:
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 _NUMBERS = re.compile(r"(?!.*\]\s*[\[(:])[\d\s.,:;%/()\[\]±+−–-]*")
-"""Figures, intervals and ratios: their brackets link to nothing, and stay as they are."""
+"""Numbers, intervals and ratios: their brackets link to nothing, so they need no escape."""
 _MARKS = re.compile(r"([\\|*_`<>\[\]#~$]|&(?=#?\w+;))")
 
 
@@ -84,7 +84,7 @@ def original(text: str) -> str:
 
 
 _QUOTED = "\r\n;\t"
-"""What a cell is quoted for besides commas and quotes; spreadsheets of some countries split at semicolons."""
+"""Characters besides commas and quotes that make a cell quoted; some spreadsheets split at semicolons."""
 
 
 def csv_line(values: Iterable[Any]) -> str:

@@ -23,7 +23,7 @@ class TableGrid:
     head: tuple[str, ...]
     lines: tuple[tuple[Text, ...], ...]
     words: int = 1
-    """So many columns, the first ones, hold words; the others hold figures and are set to the right."""
+    """How many of the first columns hold words; the others hold numbers and are right-aligned."""
     below: tuple[str, ...] = ()
     """A second line of the head."""
 
@@ -36,4 +36,4 @@ class TablePage:
     grids: tuple[TableGrid, ...]
     notes: tuple[str, ...]
     command: str = ""
-    """What makes the tables."""
+    """The command that makes the tables."""

@@ -18,7 +18,7 @@ class OverviewLine:
     """One setting on one stream, mean over its seeds; in percent and points."""
 
     number: int
-    """From 1, as the charts name it."""
+    """From 1; the charts show it."""
     settings: tuple[str, ...]
     stream: str
     runs: tuple[tuple[int, str], ...]
@@ -35,7 +35,7 @@ class OverviewLine:
     """Median of one image; None where every encoding came from the cache."""
     tuned: bool
     plain: bool
-    """Zero-shot on all tokens, which is what the others are matched against."""
+    """Whether it is zero-shot on all tokens, the baseline of the others."""
 
 
 @dataclass(frozen=True)

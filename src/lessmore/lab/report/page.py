@@ -28,7 +28,7 @@ class DemoRow:
     gmacs: float
     ms: float
     gain: bool = False
-    """A difference to the first row: values get a sign, costs are a change in percent."""
+    """Whether it is a difference from the first row: values get a sign, and costs are changes in percent."""
 
     def shown(self) -> Iterator[tuple[str, str]]:
         """The content of each cell, in large and in small print."""
@@ -70,7 +70,7 @@ class Exhibit:
     before: str
     after: str
     method: str
-    """Whose answer the second one is."""
+    """The method that gave the second answer."""
     panels: Sequence[TokenPanel]
 
 

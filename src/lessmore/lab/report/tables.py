@@ -20,7 +20,7 @@ SummaryView = Mapping[str, Any]
 
 ALWAYS = ("model", "method", "reducer", "preset", "R")
 SOMETIMES = ("options", "templates", "precision", "device")
-"""Settings a row shows only where the runs differ in them."""
+"""Settings that are shown only if the runs differ in them."""
 TUNED = "†"
 
 
@@ -44,7 +44,7 @@ class ResultRow:
     cells: tuple[Cell | None, ...]
     """One per column, the average last where there are two columns or more."""
     tuned: bool = False
-    """Chosen with the help of test labels, so never the best."""
+    """Whether its settings were chosen on test labels; such a row is never marked as best."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ResultTable:
     """What Markdown, LaTeX and HTML show."""
 
     head: tuple[str, ...]
-    """Names of the settings that `Row.labels` holds."""
+    """Names of the settings in `ResultRow.labels`."""
     columns: tuple[str, ...]
     images: tuple[str, ...]
     """Number of images of each column."""

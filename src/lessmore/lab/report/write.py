@@ -22,7 +22,7 @@ _TEX_SIGNS: dict[str, Any] = {
     "comment_start_string": "<#",
     "comment_end_string": "#>",
 }
-"""LaTeX has braces of its own."""
+"""LaTeX uses braces itself."""
 
 
 def to_markdown(page: TablePage, level: int = 1) -> str:

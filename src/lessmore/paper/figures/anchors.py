@@ -54,7 +54,7 @@ class Track:
             kept[place : place + 1] = [seen[-1]]
 
     def _values(self, label: int, entries: list[int]) -> tuple[float, ...]:
-        """As in `VALUES`, for the entries of one class."""
+        """`VALUES` for the entries of one class."""
         total = sum((self.features[i] for i in entries[1:]), self.features[entries[0]])
         single = [float(self.features[i] @ self.text[label]) for i in entries]
         entropy, truth = zip(*(self.facts[i] for i in entries), strict=True)

@@ -24,7 +24,7 @@ from lessmore.paper.figures.trace import trace_blocks
 
 IMAGES = 16
 STRONG = 4.0
-"""An outlier's attention, in even shares 1/n of the patches' attention."""
+"""Least attention of an outlier, in units of the uniform share 1/n."""
 _COLUMNS = 7
 
 
@@ -32,9 +32,9 @@ class HeadViews(NamedTuple):
     """One image's patches as the heads of one block see them."""
 
     rows: Tensor
-    """Attention per head, as shares of what the patches get: [H, n]."""
+    """Attention per head, `[H, n]`, normalised over the patches."""
     ranks: Tensor
-    """Rank summed over heads, 0 = most attended by all, [n] int64."""
+    """Ranks summed over heads, 0 = most attended by all, `[n]` int64."""
     kept: dict[str, Tensor]
     """Which tokens stay by `rank`, by `mean` and by each head alone (`1`…`H`), bool [n]."""
 

@@ -24,7 +24,7 @@ _TOGETHER = 64  # passes at a time
 _BINS = 10
 _COLD, _WARM = "#2166AC", "#B2182B"  # the ends of the diverging scale
 CLEAR = 1e-3
-"""A change of the cosine that is counted as clear."""
+"""Least change of the cosine that counts as clear."""
 
 
 class RemovalEffect(NamedTuple):

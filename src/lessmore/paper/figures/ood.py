@@ -15,7 +15,7 @@ from lessmore.paper.figures.request import Drawn, FigureSample, Met, Request, js
 
 IMAGES = 300
 SHOWN = 5
-"""Images in a row."""
+"""Images per row of the figure."""
 Kind = Literal["right", "fixed", "broken", "wrong"]
 KINDS: tuple[Kind, ...] = ("right", "fixed", "broken", "wrong")
 

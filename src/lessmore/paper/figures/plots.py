@@ -249,7 +249,7 @@ RUN_PLOTS: dict[str, Callable[[Sequence[PlotLine]], Drawn]] = {
     "class-gains": plot_class_gains,
     "calibration": plot_calibration,
 }
-"""By the names of the files they are saved as."""
+"""By name of the file, without its ending."""
 
 
 def save_run_plots(runs: Sequence[Path], folder: Path) -> list[Path]:

@@ -39,9 +39,9 @@ class Request:
     names: list[str]
     settings: Preset
     limit: int
-    """At most so many images of the stream are looked at."""
+    """Number of images of the stream that are used, at most."""
     preset: str = "own settings"
-    """Name of the preset that the settings are of."""
+    """Name of the preset behind the settings."""
 
     @classmethod
     def from_job(cls, job: Job, limit: int, cache: bool | str | Path = True) -> Request:

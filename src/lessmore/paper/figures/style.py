@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "lessmore.figure/1"
 WIDTH = 7.2
-"""Inches: two columns of a paper."""
+"""In inches; two columns of a paper."""
 DPI = 150
 INK, MUTED, RULE = "#1a1a1a", "#595959", "#d9d9d9"
 # Okabe and Ito's colours, the darkest first.

@@ -26,7 +26,7 @@ from lessmore.paper.figures.trace import Station, token_features, trace_blocks
 
 IMAGES = 100
 DRAWS = 200
-"""Random selections of the same size that each selection is held against."""
+"""Random selections of the same size that each selection is compared with."""
 LAMBDAS = (1.0, 10.0, 100.0, 1e3, 1e4)
 DELTA = 0.05
 GROUPS = {"kept": KEPT, "merged": MERGED, "pruned": PRUNED}

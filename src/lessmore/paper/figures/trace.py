@@ -1,4 +1,4 @@
-"""The encoder's loop, recorded: which tokens were in every block, and what became of them."""
+"""The encoder's loop, recorded: the tokens of every block and their fate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lessmore.core.scoring import Anchor, AnchorProvider, head_mean, nearest_anc
 from lessmore.core.vit import Block, ViT
 
 ANCHOR_ROWS = Condensation(rows="anchor")
-"""Under it, scores are the anchor's own attention."""
+"""With this, scores are the anchor's own attention."""
 
 
 class Station(NamedTuple):
@@ -39,7 +39,7 @@ class BlockTrace(NamedTuple):
     stations: list[Station]
     """One per block."""
     feature: Tensor
-    """L2-normalised, [B, E]; what `encoder.encode` gives."""
+    """L2-normalised, `[B, E]`, as `encoder.encode` returns it."""
 
     def condensing(self) -> list[Station]:
         """The blocks that condense."""
