@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
-from lessmore.engines.answers import REFUSALS, Answered, Answerer, Health
+from lessmore.engines.answered import Answered
+from lessmore.engines.answers import REFUSALS, Answerer, Health
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder, tokens_left
 from lessmore.lab.job import Job
