@@ -149,7 +149,7 @@ class Machine:
         order = self.order(where_of(spec), spec.seed)
         answers = chunk.predict_many(self.pictures[where_of(spec)].pixels[order])
         last = torch.stack([answer.steps[-1].target.amax() for answer in answers])
-        kept = dict(zip(order, (last + 1 + self.vision.shape.class_token).tolist(), strict=True))
+        kept = dict(zip(order, (last + 1 + self.vision.shape.first).tolist(), strict=True))
         scores, before = (torch.stack(part) for part in ([a.scores for a in answers], [a.zero_shot for a in answers]))
         self.hand_over(spec, scores, before, [kept[i] for i in range(len(order))])
         print(f"again {chunk.work.again / chunk.work.images:.2f}, walks {chunk.work.walks}", flush=True)
@@ -200,7 +200,7 @@ def codes(vision: ViT, images: Tensor, config: Condensation, batch: int) -> Code
         feature, token, steps = encoder.encode(vision, part, config)
         features.append(feature)
         tokens.append(token)
-        last = steps[-1].target.flatten(1).amax(1) + 1 + vision.shape.class_token if steps else None
+        last = steps[-1].target.flatten(1).amax(1) + 1 + vision.shape.first if steps else None
         kept += [vision.shape.tokens] * len(part) if last is None else last.tolist()
     return Codes(torch.cat(features), torch.cat(tokens), kept)
 

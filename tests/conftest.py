@@ -45,7 +45,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LESSMORE_CACHE", str(tmp_path / "cache"))
 
 
-class _NoInit(TorchFunctionMode):
+class NoInit(TorchFunctionMode):
     """Zeros instead of random initial weights, which take longer than a forward pass and are overwritten anyway."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +60,7 @@ _NOISE = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
 
 def random_model(make: Callable[[], nn.Module]) -> nn.Module:
     """The model with every weight random, also those that start as ones or zeros and would hide a swapped name."""
-    with _NoInit():
+    with NoInit():
         model = make()
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):

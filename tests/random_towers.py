@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lessmore.core.rope import Rope
 from lessmore.core.text import TextShape, TextTower
 from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.models.preprocess import Preprocess
@@ -30,7 +31,30 @@ MAP = ViTShape(
 MEAN = ViTShape(
     BlockShape(width=16, depth=5, heads=4, mlp=24, layer_scale=True), image_size=24, patch=4, embed=8, pool="mean"
 )
-SHAPES = {"class": CLASS, "map": MAP, "mean": MEAN}
+PLACED = ViTShape(
+    BlockShape(width=16, depth=5, heads=2, mlp=20, activation="silu", gated=True, inner_norm=True),
+    image_size=24,
+    patch=4,
+    embed=8,
+    registers=2,
+    rope=Rope(start=0.75, step=0.75, columns_first=True, base=100.0),
+    pool="map",
+    pool_heads=4,
+    pool_mlp=12,
+    norm_then_pool=True,
+)
+"""What EVA02, PE-Core and DINOv3 have between them, on a class token."""
+AFTER = ViTShape(
+    BlockShape(width=16, depth=5, heads=2, mlp=24, post_norm=True, layer_scale=True),
+    image_size=24,
+    patch=4,
+    embed=8,
+    class_token=False,
+    rope=Rope(start=0.0, step=1.0),
+    pool="mean",
+)
+"""Norms after the halves of a block, and places without a class token."""
+SHAPES = {"class": CLASS, "map": MAP, "mean": MEAN, "placed": PLACED, "after": AFTER}
 
 
 def make_vit(shape: ViTShape = CLASS, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 0.3) -> ViT:

@@ -27,7 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
 }
+Place = tuple[float, float]
 
 
 def softmax(x: Array) -> Array:
@@ -46,7 +48,11 @@ class Tower:
     """The frozen visual encoder E_v in numpy: V^{l+1} = V' + MLP(V'), V' = V^l + Attention(V^l)."""
 
     def __init__(self, vit: ViT) -> None:
-        self.shape, self.heads, self.first = vit.shape, vit.shape.blocks.heads, int(vit.shape.class_token)
+        self.shape, self.heads, self.first = (
+            vit.shape,
+            vit.shape.blocks.heads,
+            vit.shape.class_token + vit.shape.registers,
+        )
         self.w: dict[str, Array] = {k: v.cpu().numpy().astype(np.float64) for k, v in vit.state_dict().items()}
         used: Any = vit.blocks[0].mlp
         self.activation = next(ACTIVATIONS[name] for name, f in TORCH_ACTIVATIONS.items() if f is used.activation)
@@ -61,9 +67,10 @@ class Tower:
         return (x - x.mean(axis=-1, keepdims=True)) / deviation * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
 
     def embed(self, pixels: Array) -> Array:
-        """Pixels [3, H, W] to tokens [N, D]: one patch after the other, row by row, the class token in front."""
+        """Pixels [3, H, W] to tokens [N, D]: class token, registers, then one patch after the other, row by row."""
         side, kernel = self.shape.patch, self.w["patch_embed.weight"]
         tokens = [self.w["class_embed"]] if self.shape.class_token else []
+        tokens += list(self.w.get("registers", []))
         for top in range(0, pixels.shape[1] - side + 1, side):
             for left in range(0, pixels.shape[2] - side + 1, side):
                 patch = pixels[:, top : top + side, left : left + side]
@@ -71,48 +78,107 @@ class Tower:
         x = np.stack(tokens) + self.w["positions"]
         return self.norm("norm_pre", x) if self.shape.pre_norm else x
 
-    def heads_attend(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    def places(self) -> list[Place]:
+        """Where every token lies: class token and registers at (0, 0), patches row by row."""
+        rope, side = self.shape.rope, self.shape.image_size // self.shape.patch
+        if rope is None:
+            return [(0.0, 0.0)] * (self.first + side * side)
+        lines = [rope.start + rope.step * i for i in range(side)]
+        grid = [(c, r) if rope.columns_first else (r, c) for r in lines for c in lines]
+        return [(0.0, 0.0)] * self.first + grid
+
+    def turned(self, x: Array, places: list[Place]) -> Array:
+        """Queries or keys [N, D]: in every head, numbers 2j and 2j + 1 turn as one point of the plane.
+
+        The first half of the pairs turns by the first coordinate, the other half by the second, ever more slowly.
+        """
+        d, out = x.shape[1] // self.heads, x.copy()
+        for token, place in enumerate(places):
+            for pair in range(d // 2):
+                axis, j = divmod(pair, d // 4)
+                angle = place[axis] * self.shape.rope.base ** (-j / (d // 4)) if self.shape.rope else 0.0
+                for head in range(self.heads):
+                    a, b = head * d + 2 * pair, head * d + 2 * pair + 1
+                    out[token, a] = x[token, a] * math.cos(angle) - x[token, b] * math.sin(angle)
+                    out[token, b] = x[token, a] * math.sin(angle) + x[token, b] * math.cos(angle)
+        return out
+
+    def project(self, i: int, x: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values [N, D] of block i, not turned yet."""
+        x = x if self.shape.blocks.post_norm else self.norm(f"blocks.{i}.norm1", x)
+        q, k, v = np.split(self.linear(f"blocks.{i}.attn.qkv", x), 3, axis=1)
+        return q, k, v
+
+    def attention_update(self, i: int, mixed: Array) -> Array:
+        """From what the heads found [N, D] to what is added to the tokens."""
+        y = self.norm(f"blocks.{i}.attn.norm", mixed) if self.shape.blocks.inner_norm else mixed
+        y = self.linear(f"blocks.{i}.attn.out", y)
+        y = self.norm(f"blocks.{i}.norm1", y) if self.shape.blocks.post_norm else y
+        return y * self.w.get(f"blocks.{i}.scale1", 1.0)
+
+    def heads_attend(self, q: Array, k: Array, v: Array, heads: int | None = None) -> tuple[Array, Array]:
         """softmax(q k^T / sqrt(d)) v, head by head: the heads' outputs side by side [Q, D], and maps [H, Q, keys]."""
-        d, maps, outputs = q.shape[1] // self.heads, [], []
-        for h in range(self.heads):
+        heads = heads or self.heads
+        d, maps, outputs = q.shape[1] // heads, [], []
+        for h in range(heads):
             part = slice(h * d, (h + 1) * d)
             maps.append(softmax(q[:, part] @ k[:, part].T / math.sqrt(d)))
             outputs.append(maps[-1] @ v[:, part])
         return np.concatenate(outputs, axis=1), np.stack(maps)
 
     def attend(
-        self, i: int, x: Array, anchor: Array | None, anchor_kv: bool, times: list[int] | None = None
+        self,
+        i: int,
+        x: Array,
+        anchor: Array | None,
+        anchor_kv: bool,
+        times: list[int] | None = None,
+        places: list[Place] | None = None,
     ) -> tuple[Array, Array]:
         """Block i's attention, eq. (domain-aware-eval): queries [V; A], keys and values [V; A] iff `anchor_kv`.
 
         Returns what is added to the tokens [N, D] and the maps [H, queries, keys]; the anchor, if there is one, is the
         last query and (iff `anchor_kv`) the last key. It gives no output. Token j is there as a key times[j] times
-        over, literally; the map has one column for it.
+        over, literally; the map has one column for it. The anchor lies where the class token does, else in the middle.
         """
-        N, D = x.shape
+        N = len(x)
         stacked = x if anchor is None else np.vstack([x, anchor])
         keys = N + int(anchor is not None and anchor_kv)
-        qkv = self.linear(f"blocks.{i}.attn.qkv", self.norm(f"blocks.{i}.norm1", stacked))
+        q, k, v = self.project(i, stacked)
+        if self.shape.rope is not None:
+            where = self.places() if places is None else places
+            own = [] if anchor is None else [(0.0, 0.0) if self.first else mean_place(where, times)]
+            q, k = self.turned(q, where + own), self.turned(k, where + own)
         owner = np.repeat(np.arange(keys), [*(times or [1] * N), 1][:keys])
-        mixed, maps = self.heads_attend(qkv[:, :D], qkv[owner, D : 2 * D], qkv[owner, 2 * D :])
+        mixed, maps = self.heads_attend(q, k[owner], v[owner])
         maps = np.stack([maps[:, :, owner == j].sum(axis=2) for j in range(keys)], axis=2)
-        return self.linear(f"blocks.{i}.attn.out", mixed[:N]) * self.w.get(f"blocks.{i}.scale1", 1.0), maps
+        return self.attention_update(i, mixed[:N]), maps
 
-    def mlp(self, name: str, x: Array) -> Array:
-        """Two linear layers around the activation."""
-        return self.linear(f"{name}.down", self.activation(self.linear(f"{name}.up", x)))
+    def mlp(self, name: str, x: Array, whole: bool = True) -> Array:
+        """Two linear layers around the activation; those of the blocks (`whole`) may have a gate and a norm."""
+        blocks = self.shape.blocks
+        hidden = self.linear(f"{name}.up", x)
+        if whole and blocks.gated:
+            hidden = hidden * self.activation(self.linear(f"{name}.gate", x))
+        else:
+            hidden = self.activation(hidden)
+        return self.linear(f"{name}.down", self.norm(f"{name}.norm", hidden) if whole and blocks.inner_norm else hidden)
 
     def add_mlp(self, i: int, x: Array) -> Array:
         """The second half of block i, residual included."""
-        y = self.mlp(f"blocks.{i}.mlp", self.norm(f"blocks.{i}.norm2", x))
+        norm = f"blocks.{i}.norm2"
+        if self.shape.blocks.post_norm:
+            y = self.norm(norm, self.mlp(f"blocks.{i}.mlp", x))
+        else:
+            y = self.mlp(f"blocks.{i}.mlp", self.norm(norm, x))
         return x + y * self.w.get(f"blocks.{i}.scale2", 1.0)
 
     def map_pool(self, x: Array) -> Array:
         """A learned probe attends to all tokens, then a residual MLP: [N, D] to [D]."""
         D = x.shape[1]
         q, kv = self.linear("map_pool.q", self.w["map_pool.probe"][None]), self.linear("map_pool.kv", x)
-        y = self.linear("map_pool.out", self.heads_attend(q, kv[:, :D], kv[:, D:])[0])[0]
-        return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y))
+        y = self.linear("map_pool.out", self.heads_attend(q, kv[:, :D], kv[:, D:], self.shape.pool_heads)[0])[0]
+        return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y), whole=False)
 
     def class_pool(self, x: Array) -> Array:
         """The class token [D]."""
@@ -131,6 +197,29 @@ class Tower:
         if not self.shape.norm_then_pool:
             pooled = self.norm("norm_post", pooled)
         return self.linear("projection", pooled) if self.shape.projection else pooled
+
+
+def mean_place(places: list[Place], times: list[int] | None) -> Place:
+    """The middle of some places, each counted as often as it is there."""
+    weights = times or [1] * len(places)
+    total = sum(weights)
+    row, column = (sum(w * p[axis] for w, p in zip(weights, places, strict=True)) / total for axis in (0, 1))
+    return row, column
+
+
+def new_places(places: list[Place], record: Condensed, chosen: str, times: list[int], sized: bool) -> list[Place]:
+    """Where the patches that leave a block lie, from where those lay that entered it."""
+    fused = [Cluster(record.pruned[0], record.pruned)] if record.fused else []
+    out = [places[j] for j in record.kept]
+    for cluster in [*record.merged, *fused]:
+        members = cluster.members
+        if chosen == "centre":
+            out.append(places[cluster.centre])
+        elif chosen == "first":
+            out.append(places[min(members)])
+        else:
+            out.append(mean_place([places[j] for j in members], [times[j] for j in members] if sized else None))
+    return out
 
 
 TABLE = [(1.0, 0.0), (0.95, 0.0175), (0.9, 0.035), (0.8, 0.07), (0.7, 0.10), (0.6, 0.14)]
@@ -514,12 +603,13 @@ class Reference:
         config, tower, first = self.condensation, self.tower, self.tower.first
         x = tower.embed(np.asarray(pixels, dtype=np.float64))
         times = [1] * len(x)  # how many patches each token counts for
+        places = tower.places()
         summary, tokens, condensed = list[Array](), list[int](), list[Condensed]()
         for i in range(tower.shape.blocks.depth):
             condenses = config.active and i in config.layers
             c = self.nearest(i, summary) if condenses else None
             anchor = None if c is None else self.reservoir.mean(c)[i - 1]
-            update, maps = tower.attend(i, x, anchor, config.anchor_kv, times)
+            update, maps = tower.attend(i, x, anchor, config.anchor_kv, times, places)
             x, N = x + update, len(x)
             received = np.average(maps[:, first:N, first:N], axis=1, weights=times[first:]).mean(axis=0)
             if condenses:
@@ -530,6 +620,8 @@ class Reference:
                 kept, pruned = order[: split.keep], order[split.keep + split.ambiguous :]
                 condensed.append(Condensed(i, c, kept, clusters, pruned, bool(split.fused)))
                 received = regroup(received, condensed[-1])
+                moved = new_places(places[first:], condensed[-1], config.place, times[first:], config.proportional)
+                places = [*places[:first], *moved]
                 carried = regroup(times[first:], condensed[-1]).tolist() if config.proportional else [1] * len(patches)
                 times = [*times[:first], *carried]
             x = tower.add_mlp(i, x)

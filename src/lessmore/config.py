@@ -19,6 +19,7 @@ Merge = Literal["mean", "inverse_distance"]
 Pruned = Literal["fuse", "drop"]
 Score = Literal["rank", "mean"]
 QueryRows = Literal["class", "anchor", "both"]
+Place = Literal["mean", "centre", "first"]
 TokenSummary = Literal["mean", "attn_pool"]
 Strategy = Literal["fifo", "uncertainty", "similarity", "diversity"]
 Key = Literal["entropy", "class_term"]
@@ -96,6 +97,10 @@ class Condensation:
     """Query rows the scores are read from: the class token's, the anchor's, or the mean of both."""
     anchor_kv: bool = False
     """The nearest class anchor joins the attention as one more key and value."""
+    place: Place = "mean"
+    """Towers with rotary positions: a condensed token lies at the mean of its patches' places, at the place of the
+    token it was formed around (coreset centre, ToMe's partner, best of a fused token), or at that of its first member
+    in the order in which tokens entered the block."""
     summary: TokenSummary = "mean"
     """Towers without a class token: a block's summary is the mean of its tokens, or weighted by received attention."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lessmore.core.vit import ViT
-from tests.reference import Tower, cosine
+from tests.reference import Tower, cosine, mean_place
 
 Array = NDArray[np.float64]
 Groups = list[list[int]]
@@ -53,6 +53,15 @@ def slow_match(metric: Array, r: int, class_token: bool) -> tuple[Groups, int]:
     return [[a] for a in left] + [[b, *(a for a in gone if gone[a] == b)] for b in odds], r
 
 
+def beside_registers(choose: Choose, block: int, metric: Array, first: int) -> Groups:
+    """What becomes of the tokens if registers, those between the class token and the patches, pass through alone."""
+    if first <= 1:
+        return choose(block, metric)
+    known = [0, *range(first, len(metric))]
+    groups = [[known[j] for j in group] for group in choose(block, metric[known])]
+    return [groups[0], *([j] for j in range(1, first)), *groups[1:]]
+
+
 def slow_encode(
     vit: ViT,
     pixels: Array,
@@ -62,19 +71,23 @@ def slow_encode(
     join: Join = mean,
 ) -> Slow:
     """A token of size s is a key s times over, literally: proportional attention without its formula."""
-    tower, first = Tower(vit), int(vit.shape.class_token)
-    x = tower.embed(pixels)
+    tower, first = Tower(vit), vit.shape.first
+    x, places = tower.embed(pixels), tower.places()
     size, holds = [1] * len(x), [[i] for i in range(len(x))]
     summaries, homes = [], []
     for i in range(vit.shape.blocks.depth):
         D = x.shape[1]
         repeated = size if proportional else [1] * len(x)
-        q, k, v = np.split(tower.linear(f"blocks.{i}.attn.qkv", tower.norm(f"blocks.{i}.norm1", x)), 3, axis=1)
-        mixed, maps = tower.heads_attend(q, np.repeat(k, repeated, axis=0), np.repeat(v, repeated, axis=0))
-        x = x + tower.linear(f"blocks.{i}.attn.out", mixed) * tower.w.get(f"blocks.{i}.scale1", 1.0)
+        q, k, v = tower.project(i, x)
+        asked, keys = tower.turned(q, places), tower.turned(k, places)
+        mixed, maps = tower.heads_attend(asked, np.repeat(keys, repeated, axis=0), np.repeat(v, repeated, axis=0))
+        x = x + tower.attention_update(i, mixed)
         if i in choose:
             heads = k.reshape(len(k), tower.heads, D // tower.heads)
-            groups = choose[i](i, heads.mean(axis=1) if metric == "keys" else maps.mean(axis=0))
+            groups = beside_registers(
+                choose[i], i, heads.mean(axis=1) if metric == "keys" else maps.mean(axis=0), first
+            )
+            places = [mean_place([places[j] for j in group], [size[j] for j in group]) for group in groups]
             x = np.stack([join(x[group], [size[j] for j in group]) for group in groups])
             size = [sum(size[j] for j in group) for group in groups]
             holds = [[p for j in group for p in holds[j]] for group in groups]

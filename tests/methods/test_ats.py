@@ -41,19 +41,19 @@ def slow_choice(score: list[float], points: int, least: int) -> list[int]:
 
 def slow_encode(vit: ViT, pixels: Array, caps: dict[int, int]) -> tuple[Array, Array, list[list[int]]]:
     """Feature, summaries, and the input patches alive after every sampling block; one image, no padding."""
-    tower, first = Tower(vit), int(vit.shape.class_token)
-    x = tower.embed(pixels)
+    tower, first = Tower(vit), vit.shape.first
+    x, places = tower.embed(pixels), tower.places()
     alive, traces, summaries = list(range(len(x) - first)), [], []
     for i in range(vit.shape.blocks.depth):
-        update, maps = tower.attend(i, x, None, False)
-        D = x.shape[1]
-        v = tower.linear(f"blocks.{i}.attn.qkv", tower.norm(f"blocks.{i}.norm1", x))[:, 2 * D :]
+        update, maps = tower.attend(i, x, None, False, None, places)
+        v = tower.project(i, x)[2]
         x = x + update
         if i in caps:
             row = maps[:, 0] if first else maps.mean(axis=1)
             score = [float(row[:, j].sum() * np.linalg.norm(v[j])) for j in range(first, len(x))]
             kept = slow_choice(score, caps[i], min(LEAST - first, caps[i], len(score)))
-            x = x[[*range(first), *(first + j for j in kept)]]
+            stay = [*range(first), *(first + j for j in kept)]
+            x, places = x[stay], [places[j] for j in stay]
             alive = [alive[j] for j in kept]
             traces.append(alive)
         x = tower.add_mlp(i, x)
@@ -123,7 +123,7 @@ def test_at_least_eight_tokens_stay(shape: str) -> None:
     config = resolve_reducer("ats", Condensation(R=0.5, layers=(0, 1, 2, 3, 4)))
     steps = encode(vit, make_images(6), config).steps
     caps = [one.keep for one in schedule(36, 5, config) if one is not None]
-    first = int(vit.shape.class_token)
+    first = vit.shape.first
     left = source_map(steps).left
     assert (left >= torch.tensor([min(cap, LEAST - first) for cap in caps])).all()
     assert (left <= torch.tensor(caps)).all()

@@ -18,7 +18,7 @@ from lessmore.core.vit import ViT, ViTShape
 from lessmore.methods.resolve import resolve
 from lessmore.models.shapes import SHAPES as REAL
 from tests.random_towers import CLASS, SHAPES, make_images, make_vit
-from tests.reference import Tower
+from tests.reference import Tower, mean_place
 
 Array = NDArray[np.float64]
 LAYERS = (1, 2, 3)
@@ -27,12 +27,12 @@ B16, L14 = REAL["ViT-B-16"][0], REAL["ViT-L-14"][0]
 
 def slow_encode(vit: ViT, pixels: Array, R: float) -> tuple[Array, list[list[int]]]:
     """Feature, and the input patches that were kept as they are up to every condensing block, best first."""
-    tower, first = Tower(vit), int(vit.shape.class_token)
-    x = tower.embed(pixels)
+    tower, first = Tower(vit), vit.shape.first
+    x, places = tower.embed(pixels), tower.places()
     names: list[int | None] = list(range(len(x) - first))
     kept = []
     for i in range(vit.shape.blocks.depth):
-        update, maps = tower.attend(i, x, None, False)
+        update, maps = tower.attend(i, x, None, False, None, places)
         x = x + update
         if i in LAYERS:
             row = (maps[:, 0] if first else maps.mean(axis=1)).mean(axis=0)[first:]
@@ -41,6 +41,8 @@ def slow_encode(vit: ViT, pixels: Array, R: float) -> tuple[Array, list[list[int
             top, rest = order[:left], order[left:]
             fused = sum(row[j] * x[first + j] for j in rest)
             x = np.stack([*x[:first], *(x[first + j] for j in top), fused])
+            lie = places[first:]
+            places = [*places[:first], *(lie[j] for j in top), mean_place([lie[j] for j in rest], None)]
             names = [*(names[j] for j in top), None]
             kept.append([name for name in names if name is not None])
         x = tower.add_mlp(i, x)

@@ -19,6 +19,7 @@ from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import GONE, MERGED, source_map
 from lessmore.core.costs import costs, taken_steps
 from lessmore.core.encoder import encode
+from lessmore.core.rope import Rope
 from lessmore.core.vit import BlockShape, ViTShape
 from lessmore.lab.report import tokens as pictures
 from tests.random_towers import SHAPES, make_images, make_vit
@@ -77,11 +78,22 @@ def test_half_precision_differs_only_where_a_decision_does(name: str, shape: str
         assert int(same.sum()) >= 4
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+COUNTED = {
+    "class": ViTShape(BlockShape(64, 12, 4, 256), 112, 8, embed=32),
+    "mean": ViTShape(BlockShape(64, 12, 4, 256), 112, 8, embed=32, class_token=False, pool="mean"),
+    "gated": ViTShape(
+        BlockShape(64, 12, 4, 168, "silu", gated=True, inner_norm=True), 112, 8, 32, rope=Rope(1.0, 1.0), registers=4
+    ),
+    "own-head": ViTShape(
+        BlockShape(64, 12, 4, 350), 112, 8, 32, rope=Rope(0.0, 0.5), pool="map", pool_heads=8, pool_mlp=256
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", list(COUNTED))
 @pytest.mark.parametrize("name", REDUCERS)
-def test_costs_agree_with_torchs_counter(name: str, class_token: bool) -> None:
-    blocks = BlockShape(width=64, depth=12, heads=4, mlp=256)
-    vision = ViTShape(blocks, 112, 8, embed=32, class_token=class_token, pool="class" if class_token else "mean")
+def test_costs_agree_with_torchs_counter(name: str, shape: str) -> None:
+    vision = COUNTED[shape]
     vit, config = make_vit(vision, dtype=torch.float32, spread=0.1), resolve_reducer(name, Condensation(R=0.8))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         steps = encode(vit, torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(0)), config).steps
@@ -103,7 +115,7 @@ def test_a_stream_with_correction_and_its_picture(name: str, model: str) -> None
     assert strip.width >= (1 + len(prediction.trace.blocks)) * 192
     left = prediction.trace.left[0].tolist()
     assert left == sorted(left, reverse=True)
-    panel = pictures.panels(pictures.as_seen(images[-1], adapter.vlm), prediction.trace)[-1]
+    panel = pictures.token_panels(pictures.as_seen(images[-1], adapter.vlm), prediction.trace)[-1]
     assert isinstance(panel, Image.Image)
     black = (np.asarray(panel) == 0).all(axis=2).mean()
     pruned = float((prediction.trace.fate[0, -1] > MERGED).float().mean())

@@ -88,7 +88,7 @@ def test_leaving_a_token_out_is_really_leaving_it_out(model: str, ask: Any) -> N
         x = vit.embed(sample.pixels)
         x = torch.cat([x[:, : first + patch], x[:, first + patch + 1 :]], dim=1)
         for block in vit.blocks:
-            x = pass_block(block, x, vit.shape.class_token, PLAIN).x
+            x = pass_block(block, x, vit.shape.first, PLAIN).x
         expected = F.cosine_similarity(vit.pool(x)[0], text, dim=0)
         torch.testing.assert_close(without[patch], expected, rtol=0, atol=1e-12)
 

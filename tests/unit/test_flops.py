@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,35 @@ def test_the_commands_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "64 times the multiply-accumulates of the plain model" in shown
     assert main(["flops", "ViT-B-16", "--method", "zeroshot"]) == 0
     assert "As many multiply-accumulates as the plain model" in capsys.readouterr().out
+
+
+def test_every_known_shape_has_its_cost_at_three_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed(capsys, "all")
+    assert set(known) == set(SHAPES)
+    for name, row in known.items():
+        assert row["1"] > row["0.9"] > row["0.7"]
+        assert row["1"] == costs(SHAPES[name][0], Condensation(R=1), classes=0).gmacs
+    assert main(["flops", "all"]) == 0
+    assert "PE-Core-L-14-336" in capsys.readouterr().out
+    assert main(["ls", "models"]) == 0
+    listed = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    for name, row in known.items():
+        assert f"{row['0.7']:.2f} at R = 0.7" in listed[name]
+
+
+@pytest.mark.parametrize("name", ["EVA02-B-16", "PE-Core-B-16", "ViT-SO400M-14-SigLIP2"])
+@pytest.mark.parametrize("method", ["tca", "zeroshot"])
+def test_real_shapes_agree_with_torchs_counter(name: str, method: str) -> None:
+    """Seven blocks and 81 patches of the real width; more would say the same again."""
+    vision = SHAPES[name][0]
+    vision = replace(vision, blocks=replace(vision.blocks, depth=7), image_size=vision.patch * 9)
+    chosen = preset("paper", layers=(2, 4), R=0.8)
+    vit = make_vit(vision, dtype=torch.float32, spread=0.02)
+    one = make_method(method, Setup(vit, make_text(3, vision.embed, dtype=torch.float32), 10.0, chosen))
+    images = torch.randn(2, 1, 3, *[vision.image_size] * 2)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        one.predict(images[0])
+        with FlopCounterMode(display=False) as counter:
+            one.predict(images[1])
+    expected = costs(vision, chosen.condensation, chosen.adaptation if method == "tca" else None, 3)
+    assert counter.get_total_flops() == pytest.approx(2 * expected.macs, rel=0.001)

@@ -14,7 +14,7 @@ from lessmore.core.costs import Accounting, Costs, costs
 from lessmore.core.encoder import PLAIN
 from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError
-from lessmore.lab.weightless import blank_method, blank_model, made_up_files
+from lessmore.lab.weightless import BUDGETS, blank_method, blank_model, made_up_files, shape_gmacs
 from lessmore.methods import Facts
 from lessmore.methods.resolve import resolve
 from lessmore.models.shapes import SHAPES
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   lessmore flops ViT-B-16 --method zeroshot --reducer evit --json
   lessmore flops ViT-B-16 --method tpt --classes 10 --options.views 32
   lessmore flops path/to/model-folder --method cocoop --classes names.txt
+  lessmore flops all
 
 Column `paper` counts as the paper's tables do: forward passes of the towers. Column `matmul` counts everything: every
 matrix product of all views, backward passes, prompts and memories. Methods that embed the prompts for every image pay
@@ -52,7 +53,11 @@ class Spent(NamedTuple):
 def parser() -> ArgumentParser:
     """Arguments of `lessmore flops`."""
     args = new_parser(__doc__, EXAMPLES)
-    args.add_argument("model", type=str, help=f"{', '.join(SHAPES)}, or whatever lessmore.load takes")
+    args.add_argument(
+        "model",
+        type=str,
+        help="a shape of `lessmore ls models`, or whatever lessmore.load takes; `all` lists all shapes",
+    )
     add_method(args)
     add_budget(args)
     args.add_argument(
@@ -66,6 +71,8 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print the costs."""
+    if args.model == "all":
+        return _every_shape(args.json)
     classes, vlm = _classes(args.classes), blank_model(args.model)
     with made_up_files(args.method, vlm) as files:
         options = {**args.options, **files}
@@ -86,6 +93,19 @@ def run(args: Namespace) -> int:
     print(f"{args.model}  {args.method} + {name}, R = {chosen.condensation.R:g}, {len(classes)} classes")
     _schedule(vlm.vision.shape, chosen.condensation)
     _table(counted, plain)
+    return OK
+
+
+def _every_shape(as_json: bool) -> int:
+    """GMACs of one image for every known tower, zero-shot, condensed as `default` does."""
+    spent = {name: shape_gmacs(vision) for name, (vision, _) in SHAPES.items()}
+    known = {name: {f"{R:g}": gmacs for R, gmacs in row.items()} for name, row in spent.items()}
+    if as_json:
+        print(json.dumps(known, indent=2))
+        return OK
+    print(f"{'GMACs per image':<28}" + "".join(f"{f'R = {R:g}':>12}" for R in BUDGETS))
+    for name, row in known.items():
+        print(f"  {name:<26}" + "".join(f"{gmacs:12.2f}" for gmacs in row.values()))
     return OK
 
 

@@ -14,6 +14,7 @@ from lessmore.core.condense.registry import REDUCERS
 from lessmore.data.registry import DATASETS, list_groups
 from lessmore.errors import ModelError
 from lessmore.lab.labels import preset_label
+from lessmore.lab.weightless import shape_gmacs
 from lessmore.methods.registry import METHODS
 from lessmore.models.shapes import SHAPES
 
@@ -51,9 +52,10 @@ def _models() -> dict[str, str]:
     for name, (vision, _) in SHAPES.items():
         blocks = vision.blocks
         summary = "class token" if vision.class_token else "no class token"
+        spent = ", ".join(f"{gmacs:.2f} at R = {R:g}" for R, gmacs in shape_gmacs(vision).items())
         named[name] = (
             f"shape for lessmore flops: {vision.image_size} px, patch {vision.patch}, {blocks.depth} blocks of width "
-            f"{blocks.width}, {summary}; for weights load open_clip:{name}/TAG"
+            f"{blocks.width}, {summary}; GMACs {spent}; for weights load open_clip:{name}/TAG"
         )
     return named
 

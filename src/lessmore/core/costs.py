@@ -66,6 +66,8 @@ class _Pass(NamedTuple):
     N_mlp: int
     stage: Stage | None
     anchored: bool
+    matched: int
+    """Of the N tokens, those that matching looks at."""
 
 
 def costs(
@@ -111,8 +113,8 @@ def costs(
 def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]:
     N = vision.tokens
     for i, stage in enumerate(plan):
-        after = N if stage is None else stage.out + vision.class_token
-        yield _Pass(vision.blocks, N, after, stage, anchored and stage is not None and i > 0)
+        after = N if stage is None else stage.out + vision.first
+        yield _Pass(vision.blocks, N, after, stage, anchored and stage is not None and i > 0, N - vision.registers)
         N = after
 
 
@@ -134,7 +136,10 @@ def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int, condensation:
     parts = dict.fromkeys(PARTS, 0)
     parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
     parts["attention"] = sum(norm * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
-    parts["mlp"] = sum(5 * p.N_mlp * D + 2 * p.N_mlp * D * hidden for p in passes)
+    parts["mlp"] = sum(5 * p.N_mlp * D + p.N_mlp * _mlp(vision.blocks) for p in passes)
+    if vision.blocks.inner_norm:
+        parts["attention"] += sum(5 * n * D for n in tokens)
+        parts["mlp"] += sum(5 * p.N_mlp * hidden for p in passes)
     parts["merging"] = sum(_matching(p, condensation) for p in passes)
     parts["head"] = (
         5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
@@ -154,7 +159,7 @@ def _matmul_parts(
     parts = dict.fromkeys(PARTS, 0)
     parts["embedding"] = vision.patches * 3 * vision.patch**2 * D
     parts["attention"] = sum(_attention(p, condensation) for p in passes)
-    parts["mlp"] = sum(2 * p.N_mlp * D * p.block.mlp for p in passes)
+    parts["mlp"] = sum(p.N_mlp * _mlp(p.block) for p in passes)
     parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
     parts["merging"] = sum(_merging(p, condensation) for p in passes)
     parts["head"] = _head(vision, last) + classes * vision.embed
@@ -166,6 +171,11 @@ def _attention(p: _Pass, condensation: Condensation) -> int:
     """q, k, v of every token (and the anchor), both attention products, output projection; the anchor has no output."""
     D, keys = p.block.width, p.N + (p.anchored and condensation.anchor_kv)
     return 3 * (p.N + p.anchored) * D * D + p.N * D * D + 2 * p.N * keys * D
+
+
+def _mlp(block: BlockShape) -> int:
+    """The MLP of one token: up and down, and the gate where there is one."""
+    return (3 if block.gated else 2) * block.width * block.mlp
 
 
 def _gradient(passes: list[_Pass], parts: dict[str, int], condensation: Condensation) -> int:
@@ -193,7 +203,7 @@ def _matching(p: _Pass, condensation: Condensation) -> int:
     if p.stage is None or condensation.rule not in PAIRING:
         return 0
     length = p.block.width // p.block.heads if condensation.metric == "keys" else p.N
-    pairs = p.stage.patches**2 if condensation.rule == "energy" else (p.N + 1) // 2 * (p.N // 2)
+    pairs = p.stage.patches**2 if condensation.rule == "energy" else (p.matched + 1) // 2 * (p.matched // 2)
     return pairs * length
 
 
@@ -203,7 +213,7 @@ def _merging(p: _Pass, condensation: Condensation) -> int:
         return 0
     stage, D = p.stage, p.block.width
     if condensation.rule in PAIRING:
-        homes = stage.ambiguous if condensation.rule == "energy" else p.N // 2
+        homes = stage.ambiguous if condensation.rule == "energy" else p.matched // 2
         return _matching(p, condensation) + homes * stage.ambiguous * (D + 1)
     merged = stage.ambiguous**2 * D + stage.centres * stage.ambiguous * D if stage.centres else 0
     return merged + stage.fused * stage.pruned * D
@@ -223,7 +233,8 @@ def _correction(block: BlockShape, adaptation: Adaptation, classes: int) -> int:
 def _head(vision: ViTShape, N: int) -> int:
     """Pooling and projection."""
     D = vision.blocks.width
-    pool = 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * vision.blocks.mlp if vision.pool == "map" else 0
+    hidden = vision.pool_mlp or vision.blocks.mlp
+    pool = 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * hidden if vision.pool == "map" else 0
     return pool + (D * vision.embed if vision.projection else 0)
 
 

@@ -22,6 +22,7 @@ from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.condense.source import Step
 from lessmore.core.condense.tofu import fuse_pairs
 from lessmore.core.condense.tome import merge_pairs
+from lessmore.core.rope import Places
 from lessmore.core.scoring import (
     Anchor,
     AnchorProvider,
@@ -79,6 +80,8 @@ class BlockOutput(NamedTuple):
     size: Tensor | None = None
     """How many patches each token stands for, [B, N]: 0 for padding; None if all count as 1."""
     condensed: Condensed | None = None
+    places: Places | None = None
+    """Where the tokens lie, in towers that turn by places."""
 
 
 class PrefixState(NamedTuple):
@@ -111,12 +114,12 @@ def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
         config: How tokens will be condensed.
     """
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
-    x = vit.embed(pixels)
+    x, places = vit.embed(pixels), vit.places()
     summaries: list[Tensor] = []
     for block, stage in zip(vit.blocks, plan, strict=True):
         if stage is not None:
             break
-        x, token, *_ = pass_block(block, x, vit.shape.class_token, config)
+        x, token, *_ = pass_block(block, x, vit.shape.first, config, places=places)
         summaries.append(token)
     return PrefixState(x, summaries)
 
@@ -131,13 +134,14 @@ def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorPr
         anchors: Class anchors that guide condensing; None uses none.
     """
     plan = schedule(vit.shape.patches, len(vit.blocks), config)
-    x, size, summaries = begun.x, None, list(begun.summaries)
+    x, size, places, summaries = begun.x, None, vit.places(), list(begun.summaries)
     steps: list[Step] = []
     for i in range(len(summaries), len(plan)):
         stage, anchor = plan[i], None
         if stage is not None and anchors is not None and config.uses_anchor and i > 0:
             anchor = nearest_anchor(summaries[-1], anchors.at(i - 1, summaries[-1]))
-        x, token, size, done = pass_block(vit.blocks[i], x, vit.shape.class_token, config, size, stage, anchor)
+        behind = pass_block(vit.blocks[i], x, vit.shape.first, config, size, stage, anchor, places)
+        x, token, size, done, places = behind
         summaries.append(token)
         if done is not None:
             steps.append(Step(i, done.stage, done.target, None if anchor is None else anchor.label))
@@ -159,80 +163,125 @@ def seen(size: Tensor | None, config: Condensation) -> Tensor | None:
 def pass_block(
     block: nn.Module,
     x: Tensor,
-    class_token: bool,
+    first: int,
     config: Condensation,
     size: Tensor | None = None,
     stage: Stage | None = None,
     anchor: Anchor | None = None,
+    places: Places | None = None,
 ) -> BlockOutput:
     """Run one block.
 
     Args:
         block: A `Block`.
         x: Tokens, `[B, N, D]`.
-        class_token: Whether the first token is one.
+        first: Tokens before the patches, a class token and registers or none; they stay as they are.
         config: How tokens are condensed.
         size: How many patches each token stands for, `[B, N]`; None if all count as 1.
         stage: What to condense; None condenses nothing.
         anchor: The anchor of each image; None uses none.
+        places: Where the tokens lie, in towers that turn by places; None in others.
     """
     assert isinstance(block, Block)
-    weighted = not class_token and config.summary == "attn_pool"
+    weighted = not first and config.summary == "attn_pool"
     if stage is None and not weighted:
-        x = block(x, bias=size_bias(seen(size, config), x.dtype))
-        return BlockOutput(x, summary_token(x, class_token, seen(size, config)), size)
+        x = block(x, bias=size_bias(seen(size, config), x.dtype), places=places)
+        return BlockOutput(x, summary_token(x, first, seen(size, config)), size, None, places)
     if stage is not None and config.rule in PAIRING:
-        x, metric = attend_metric(block, x, config, seen(size, config))
-        done: Condensed | None = _PAIR[config.rule](x, metric, size, stage, class_token)
+        x, metric = attend_metric(block, x, config, seen(size, config), places)
+        done: Condensed | None = pair_tokens(x, metric, size, stage, first, config)
         weight = None
     else:
-        attended = attend(block, x, class_token, config, anchor, size)
+        attended = attend(block, x, first, config, anchor, size, places)
         x, weight = attended.x, head_mean(attended.received) if weighted else None
-        done = None if stage is None else condense_patches(attended, class_token, size, stage, config)
+        done = None if stage is None else condense_patches(attended, first, size, stage, config)
     if done is not None:
+        places = None if places is None else places.condensed(done, first, size, config)
         x, size = done.tokens, done.size
         weight = None if weight is None else carry(weight, done.target, done.stage)
     x = block.add_mlp(x)
-    return BlockOutput(x, summary_token(x, class_token, seen(size, config) if weight is None else weight), size, done)
+    token = summary_token(x, first, seen(size, config) if weight is None else weight)
+    return BlockOutput(x, token, size, done, places)
 
 
-def summary_token(x: Tensor, class_token: bool, weight: Tensor | None = None) -> Tensor:
+def without_registers(x: Tensor, first: int) -> Tensor:
+    """Class token and patches, `[B, N', ...]`.
+
+    Args:
+        x: Something of every token, `[B, N, ...]`.
+        first: Tokens before the patches: a class token, and registers after it.
+    """
+    return torch.cat([x[:, :1], x[:, first:]], dim=1)
+
+
+def pair_tokens(
+    x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, first: int, config: Condensation
+) -> Condensed:
+    """Merge tokens in pairs. The class token stands among them, as published; registers do not.
+
+    Args:
+        x: Tokens, `[B, N, D]`.
+        metric: What they are compared by, `[B, N, d]`.
+        size: How many patches each token stands for, `[B, N]`; None if all count as 1.
+        stage: The counts.
+        first: Tokens before the patches.
+        config: The rule.
+    """
+    rule = _PAIR[config.rule]
+    if first <= 1:
+        return rule(x, metric, size, stage, first > 0)
+    beside = without_registers(size, first) if size is not None else None
+    done = rule(without_registers(x, first), without_registers(metric, first), beside, stage, True)
+    assert done.size is not None
+    tokens = torch.cat([done.tokens[:, :1], x[:, 1:first], done.tokens[:, 1:]], dim=1)
+    sizes = torch.cat([done.size[:, :1].expand(-1, first), done.size[:, 1:]], dim=1)  # each of them counts as one
+    return done._replace(tokens=tokens, size=sizes)
+
+
+def summary_token(x: Tensor, first: int, weight: Tensor | None = None) -> Tensor:
     """The summary of a block, `[B, D]`: the class token, or the mean of all tokens.
 
     Args:
         x: Tokens, `[B, N, D]`.
-        class_token: Whether the first token is one.
+        first: Tokens before the patches; the first of them is the class token.
         weight: How much each token counts in the mean, `[B, N]`; None counts all alike.
     """
-    return x[:, 0] if class_token else weighted_mean(x, weight)
+    return x[:, 0] if first else weighted_mean(x, weight)
 
 
-def attend_metric(block: Block, x: Tensor, config: Condensation, size: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend_metric(
+    block: Block, x: Tensor, config: Condensation, size: Tensor | None, places: Places | None = None
+) -> tuple[Tensor, Tensor]:
     """The attention half of a block, and what matching compares its tokens by.
+
+    Keys are compared as they were before their places turned them: likeness is of content.
 
     Args:
         block: The block.
         x: Tokens, `[B, N, D]`.
         config: The metric.
         size: How many patches each token stands for in attention, `[B, N]`; None if all count as 1.
+        places: Where the tokens lie, in towers that turn by places; None in others.
 
     Returns:
         The residual stream `[B, N, D]` and the metric `[B, N, d]` or `[B, N, N]`.
     """
-    q, k, v = block.attn.project(block.norm1(x))
+    q, keys, v = block.attn.project(block.attention_input(x))
+    q, k = (q, keys) if places is None else (places.rotate(q), places.rotate(keys))
     bias = size_bias(size, q.dtype)
     heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    metric = k if config.metric == "keys" else attention_rows(q, k, bias)
+    metric = keys if config.metric == "keys" else attention_rows(q, k, bias)
     return block.add_attention(x, block.attn.combine(heads)), metric.mean(dim=1)
 
 
 def attend(
     block: Block,
     x: Tensor,
-    class_token: bool,
+    first: int,
     config: Condensation,
     anchor: Anchor | None,
     size: Tensor | None,
+    places: Places | None = None,
 ) -> Attended:
     """The attention half of a block, with the scores of its patches (domain-aware token evaluation).
 
@@ -242,12 +291,16 @@ def attend(
     Args:
         block: The block.
         x: Tokens, `[B, N, D]`.
-        class_token: Whether the first token is one.
+        first: Tokens before the patches.
         config: Which rows the scores are read from, and `anchor_kv`.
         anchor: The anchor of each image; None uses none.
         size: How many patches each token stands for, `[B, N]`; None if all count as 1.
+        places: Where the tokens lie, in towers that turn by places; None in others.
     """
-    q, k, v = block.attn.project(block.norm1(x if anchor is None else torch.cat([anchor.token, x], dim=1)))
+    if places is not None and anchor is not None:
+        places = places.with_anchor(first, size)
+    together = x if anchor is None else torch.cat([anchor.token, x], dim=1)
+    q, k, v = block.attn.project(block.attention_input(together), places)
     bias, own = size_bias(size, q.dtype), q
     if anchor is not None:
         own = q[:, :, 1:]
@@ -256,8 +309,8 @@ def attend(
             bias = hidden if bias is None else hidden + F.pad(bias, (1, 0))
         else:
             k, v = k[:, :, 1:], v[:, :, 1:]
-    patches = slice(k.shape[2] - x.shape[1] + int(class_token), None)
-    if class_token:
+    patches = slice(k.shape[2] - x.shape[1] + first, None)
+    if first:
         heads = F.scaled_dot_product_attention(own, k, v, attn_mask=bias)
         received = attention_rows(own[:, :, :1], k, bias)[:, :, 0, patches]
     else:
@@ -272,18 +325,18 @@ def attend(
 
 
 def condense_patches(
-    attended: Attended, class_token: bool, size: Tensor | None, stage: Stage, config: Condensation
+    attended: Attended, first: int, size: Tensor | None, stage: Stage, config: Condensation
 ) -> Condensed:
-    """Condense the patches by their scores; the class token stays as it is.
+    """Condense the patches by their scores; the tokens before them stay as they are.
 
     Args:
         attended: The block after its attention half.
-        class_token: Whether the first token is one.
+        first: Tokens before the patches.
         size: How many patches each token stands for, `[B, N]`; None if all count as 1.
         stage: The counts.
         config: The rules.
     """
-    x, first, scores = attended.x, int(class_token), attended.scores
+    x, scores = attended.x, attended.scores
     if config.rule == "sampling":
         return sample_tokens(x, significance(scores, attended.values), size, stage)
     if size is None and config.proportional:

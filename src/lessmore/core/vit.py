@@ -1,4 +1,4 @@
-"""One plain pre-norm transformer for every supported tower: readable, and free of any host library.
+"""One plain transformer for every supported tower: readable, and free of any host library.
 
 Importers in `lessmore.models.towers` fill it by name from open_clip, timm and transformers models; the encoder drives
 its blocks one half at a time, because tokens are condensed between attention and MLP.
@@ -7,12 +7,14 @@ its blocks one half at a time, because tokens are condensed between attention an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lessmore.core.rope import Places, Rope
 
 Pool = Literal["class", "map", "mean"]
 
@@ -32,6 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
@@ -46,6 +49,12 @@ class BlockShape:
     activation: str = "gelu"
     eps: float = 1e-5
     layer_scale: bool = False
+    gated: bool = False
+    """The MLP's hidden values are a linear map of the input times the activation of another (SwiGLU)."""
+    inner_norm: bool = False
+    """LayerNorm on what the heads found and on the MLP's hidden values, before each is projected."""
+    post_norm: bool = False
+    """Both norms act on what attention and MLP return, not on what they get."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,18 @@ class ViTShape:
     embed: int
     """Length E of the feature."""
     class_token: bool = True
+    registers: int = 0
+    """Learned tokens between the class token and the patches, which nothing reads off in the end."""
     pre_norm: bool = True
     """LayerNorm on the embedded tokens, before the first block."""
     patch_bias: bool = False
+    rope: Rope | None = None
+    """Queries and keys of patches are turned by their place."""
     pool: Pool = "class"
+    pool_heads: int | None = None
+    """Heads of the MAP head where they are not as many as a block's."""
+    pool_mlp: int | None = None
+    """Hidden width of its MLP where that is not a block's."""
     norm_then_pool: bool = False
     """The final LayerNorm acts on all tokens before pooling, not on the pooled vector."""
     projection: bool = True
@@ -73,91 +90,117 @@ class ViTShape:
         return (self.image_size // self.patch) ** 2
 
     @property
+    def first(self) -> int:
+        """Tokens before the first patch: class token and registers, which are never condensed."""
+        return self.class_token + self.registers
+
+    @property
     def tokens(self) -> int:
         """Number N of tokens that enter the first block."""
-        return self.patches + self.class_token
+        return self.patches + self.first
 
 
 class Attention(nn.Module):
     """Multi-head attention with packed q, k, v, split so that scores can be read off q and k."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.norm = nn.LayerNorm(shape.width, eps=shape.eps) if shape.inner_norm else nn.Identity()
+        self.out = nn.Linear(shape.width, shape.width)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, D] → q, k, v, each [B, H, N, d]."""
+    def project(self, x: Tensor, places: Places | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each `[B, H, N, d]`.
+
+        Args:
+            x: Tokens, `[B, N, D]`.
+            places: Where the tokens lie, which turns queries and keys; None turns nothing.
+        """
         B, N, D = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        return (q, k, v) if places is None else (places.rotate(q), places.rotate(k), v)
 
     def combine(self, heads: Tensor) -> Tensor:
         """Per-head results [B, H, N, d] → [B, N, D] through the output projection."""
-        return self.out(heads.transpose(1, 2).flatten(2))
+        return self.out(self.norm(heads.transpose(1, 2).flatten(2)))
 
-    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, causal: bool = False, bias: Tensor | None = None, places: Places | None = None
+    ) -> Tensor:
         """Plain self-attention in the fused kernel, `[B, N, D]` → `[B, N, D]`.
 
         Args:
             x: Tokens, `[B, N, D]`.
             causal: Whether a token sees only itself and those before it.
             bias: Added to the attention logits of the keys, `[B, 1, 1, N]`; None adds nothing.
+            places: Where the tokens lie, in towers that turn by places; None in others.
         """
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, places)
         return self.combine(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal))
 
 
 class Mlp(nn.Module):
-    """Two linear layers around an activation, [B, N, D] → [B, N, D]."""
+    """Two linear layers around an activation, [B, N, D] → [B, N, D]; gate and norm where the shape has them."""
 
-    def __init__(self, width: int, hidden: int, activation: str) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-        self.activation = ACTIVATIONS[activation]
+        self.up = nn.Linear(shape.width, shape.mlp)
+        self.gate = nn.Linear(shape.width, shape.mlp) if shape.gated else None
+        self.norm = nn.LayerNorm(shape.mlp, eps=shape.eps) if shape.inner_norm else nn.Identity()
+        self.down = nn.Linear(shape.mlp, shape.width)
+        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to every token."""
-        return self.down(self.activation(self.up(x)))
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.norm(hidden))
 
 
 class Block(nn.Module):
-    """A pre-norm residual block in two halves: attention, then MLP."""
+    """A residual block in two halves: attention, then MLP; the norms come before them, or after."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=shape.eps)
-        self.attn = Attention(shape.width, shape.heads)
+        self.attn = Attention(shape)
         self.norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
-        self.mlp = Mlp(shape.width, shape.mlp, shape.activation)
+        self.mlp = Mlp(shape)
+        self.post_norm = shape.post_norm
         self.scale1 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
         self.scale2 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What the attention gets of the residual stream [B, N, D]."""
+        return x if self.post_norm else self.norm1(x)
 
     def add_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after the attention half, `[B, N, D]`.
 
         Args:
             x: The residual stream before it, `[B, N, D]`.
-            attended: The attention output, `[B, N, D]`; scaled here if the block has a LayerScale.
+            attended: The attention output, `[B, N, D]`; normed and scaled here where the block does that.
         """
+        attended = self.norm1(attended) if self.post_norm else attended
         return x + (attended if self.scale1 is None else attended * self.scale1)
 
     def add_mlp(self, x: Tensor) -> Tensor:
         """The residual stream `[B, N, D]` after the MLP half."""
-        y = self.mlp(self.norm2(x))
+        y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
         return x + (y if self.scale2 is None else y * self.scale2)
 
-    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, causal: bool = False, bias: Tensor | None = None, places: Places | None = None
+    ) -> Tensor:
         """The whole block, `[B, N, D]` → `[B, N, D]`.
 
         Args:
             x: Tokens, `[B, N, D]`.
             causal: Whether a token sees only itself and those before it.
             bias: Added to the attention logits of the keys, `[B, 1, 1, N]`; None adds nothing.
+            places: Where the tokens lie, in towers that turn by places; None in others.
         """
-        return self.add_mlp(self.add_attention(x, self.attn(self.norm1(x), causal, bias)))
+        return self.add_mlp(self.add_attention(x, self.attn(self.attention_input(x), causal, bias, places)))
 
 
 def size_bias(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -186,16 +229,17 @@ def weighted_mean(x: Tensor, weight: Tensor | None = None) -> Tensor:
 class MapPool(nn.Module):
     """SigLIP's attention pooling: a learned probe attends to all tokens, then a residual MLP. [B, N, D] → [B, D]."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: ViTShape) -> None:
         super().__init__()
-        D = shape.width
-        self.heads = shape.heads
+        blocks = shape.blocks
+        D = blocks.width
+        self.heads = shape.pool_heads or blocks.heads
         self.probe = nn.Parameter(torch.zeros(D))
         self.q = nn.Linear(D, D)
         self.kv = nn.Linear(D, 2 * D)
         self.out = nn.Linear(D, D)
-        self.norm = nn.LayerNorm(D, eps=shape.eps)
-        self.mlp = Mlp(D, shape.mlp, shape.activation)
+        self.norm = nn.LayerNorm(D, eps=blocks.eps)
+        self.mlp = Mlp(replace(blocks, mlp=shape.pool_mlp or blocks.mlp, gated=False, inner_norm=False))
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
         """Pool any number of tokens.
@@ -221,19 +265,30 @@ class ViT(nn.Module):
         D, eps = shape.blocks.width, shape.blocks.eps
         self.patch_embed = nn.Conv2d(3, D, shape.patch, stride=shape.patch, bias=shape.patch_bias)
         self.class_embed = nn.Parameter(torch.zeros(D)) if shape.class_token else None
+        self.registers = nn.Parameter(torch.zeros(shape.registers, D)) if shape.registers else None
         self.positions = nn.Parameter(torch.zeros(shape.tokens, D))
         self.norm_pre = nn.LayerNorm(D, eps=eps) if shape.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(shape.blocks) for _ in range(shape.blocks.depth))
         self.norm_post = nn.LayerNorm(D, eps=eps)
-        self.map_pool = MapPool(shape.blocks) if shape.pool == "map" else None
+        self.map_pool = MapPool(shape) if shape.pool == "map" else None
         self.projection = nn.Linear(D, shape.embed, bias=shape.projection_bias) if shape.projection else nn.Identity()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Preprocessed images [B, 3, H, W] → tokens [B, N, D], the class token first where there is one."""
+        """Preprocessed images [B, 3, H, W] → tokens [B, N, D]: class token, registers, then patches."""
         x = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        if self.registers is not None:
+            x = torch.cat([self.registers.expand(len(x), -1, -1), x], dim=1)
         if self.class_embed is not None:
             x = torch.cat([self.class_embed.expand(len(x), 1, -1), x], dim=1)
         return self.norm_pre(x + self.positions)
+
+    def places(self) -> Places | None:
+        """Where the tokens of every image lie before any is condensed; None where the tower does not turn by places."""
+        shape = self.shape
+        if shape.rope is None:
+            return None
+        at = shape.rope.grid(shape.image_size // shape.patch, shape.first, self.positions)
+        return Places.of(shape.rope, at, shape.blocks.width // shape.blocks.heads)
 
     def pool(self, x: Tensor, size: Tensor | None = None) -> Tensor:
         """The feature `[B, E]`, not normalised.
@@ -249,7 +304,7 @@ class ViT(nn.Module):
         elif self.shape.pool == "class":
             x = x[:, 0]
         else:
-            first = int(self.shape.class_token)
+            first = self.shape.first
             x = weighted_mean(x[:, first:], None if size is None else size[:, first:])
         if not self.shape.norm_then_pool:
             x = self.norm_post(x)
@@ -257,7 +312,7 @@ class ViT(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, 3, H, W] → features [B, E], nothing condensed."""
-        x = self.embed(pixels)
+        x, places = self.embed(pixels), self.places()
         for block in self.blocks:
-            x = block(x)
+            x = block(x, places=places)
         return self.pool(x)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessmore.core.rope import Places
 from lessmore.core.vit import Block, Mlp, ViT
 from lessmore.engines.cpu_tca import UnitTCA
 from lessmore.errors import ConfigError
@@ -31,6 +32,7 @@ _FUSED = {
     "gelu": ("gelu", "none", 1.0),
     "gelu_tanh": ("gelu", "tanh", 1.0),
     "relu": ("relu", "", 1.0),
+    "silu": ("swish", "", 1.0),
 }
 
 # Towers are frozen, so forks and other class lists may share what was packed, for as long as the tower lives.
@@ -109,15 +111,18 @@ class PackedLinear(nn.Module):
 class LastBlock(Block):
     """A block that computes only its class token, [B, N, D] → [B, 1, D]."""
 
-    def forward(self, x: Tensor, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, causal: bool = False, bias: Tensor | None = None, places: Places | None = None
+    ) -> Tensor:
         """All tokens are keys and values; the class token alone is a query and goes through the MLP.
 
         Args:
             x: Tokens, `[B, N, D]`, the class token first.
             causal: Whether a token sees only those before it; for a vision tower, never.
             bias: Added to the attention logits, broadcast to `[B, H, 1, N]`; None adds nothing.
+            places: Where the tokens lie, in towers that turn by places; None in others.
         """
-        q, k, v = self.attn.project(self.norm1(x))
+        q, k, v = self.attn.project(self.attention_input(x), places)
         heads = F.scaled_dot_product_attention(q[:, :, :1], k, v, attn_mask=bias, is_causal=causal)
         return self.add_mlp(self.add_attention(x[:, :1], self.attn.combine(heads)))
 
@@ -145,12 +150,18 @@ def pack_tower(vision: ViT, dtype: torch.dtype) -> ViT:
 def _pack_layers(module: nn.Module, activation: str, dtype: torch.dtype) -> None:
     """Replace the linear layers a module holds itself."""
     if isinstance(module, Mlp):
-        name, variant, scale = _FUSED[activation]
-        up, down = module.up, module.down
-        module.register_module("up", PackedLinear(up.weight * scale, up.bias * scale, dtype, (name, variant)))
-        module.activation = nn.Identity()
-        module.register_module("down", PackedLinear(down.weight / scale, down.bias, dtype))
-        return
+        _fuse_activation(module, activation, dtype)
     for name, layer in list(module.named_children()):
         if isinstance(layer, nn.Linear):
             module.register_module(name, PackedLinear(layer.weight, layer.bias, dtype))
+
+
+def _fuse_activation(mlp: Mlp, activation: str, dtype: torch.dtype) -> None:
+    """Apply an MLP's activation where its input is made; a factor on that input is undone in the last weights."""
+    name, variant, scale = _FUSED[activation]
+    if scale != 1 and (mlp.gate is not None or not isinstance(mlp.norm, nn.Identity)):
+        return
+    place, layer, down = "up" if mlp.gate is None else "gate", mlp.gate or mlp.up, mlp.down
+    mlp.register_module(place, PackedLinear(layer.weight * scale, layer.bias * scale, dtype, (name, variant)))
+    mlp.activation = nn.Identity()
+    mlp.register_module("down", PackedLinear(down.weight / scale, down.bias, dtype))

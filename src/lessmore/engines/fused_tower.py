@@ -15,7 +15,7 @@ from lessmore.config import Condensation, Ready
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.condense.source import Step
 from lessmore.core.reservoir import Reservoir
-from lessmore.core.vit import Block, ViT
+from lessmore.core.vit import Block, ViT, ViTShape
 from lessmore.engines.kernels.attention import attention
 from lessmore.engines.kernels.condense import fused_condense
 from lessmore.engines.kernels.elementwise import embed, unfold
@@ -87,6 +87,9 @@ def cannot_fuse(vit: ViT, config: Condensation) -> str | None:
         return "it does not pool by a class token"
     if head < 16 or head & (head - 1):
         return f"its heads have {head} dimensions, not a power of two from 16 on"
+    reason = _unknown_part(shape)
+    if reason is not None:
+        return reason
     if shape.blocks.activation not in CODES:
         return f"its activation is {shape.blocks.activation}"
     if vit.positions.dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -94,6 +97,19 @@ def cannot_fuse(vit: ViT, config: Condensation) -> str | None:
     if config.rule != "coreset":
         return f"its reducer works by {config.rule}"
     return f"K={config.K} is more than 16" if config.K > 16 else None
+
+
+def _unknown_part(shape: ViTShape) -> str | None:
+    """What the tower has that the kernels have no form of; None where there is nothing."""
+    blocks = shape.blocks
+    parts = {
+        "turns queries and keys by places": shape.rope is not None,
+        "has register tokens": shape.registers > 0,
+        "has gated MLPs": blocks.gated,
+        "has norms inside its blocks' halves": blocks.inner_norm,
+        "has norms after its blocks' halves": blocks.post_norm,
+    }
+    return next((f"it {part}" for part, there in parts.items() if there), None)
 
 
 class FusedTower:

@@ -47,14 +47,14 @@ class CachedEncoding(NamedTuple):
 
 
 def tokens_left(vision: ViT, steps: list[Step]) -> int:
-    """Tokens of the first image that leave the last block, including the class token.
+    """Tokens of the first image that leave the last block, the class token and registers among them.
 
     Args:
         vision: The tower.
         steps: What its condensing blocks did; empty means nothing was condensed.
     """
     # Tokens of the last block are numbered from 0, and each comes from at least one patch.
-    return int(steps[-1].target[0].amax()) + 1 + vision.shape.class_token if steps else vision.shape.tokens
+    return int(steps[-1].target[0].amax()) + 1 + vision.shape.first if steps else vision.shape.tokens
 
 
 def canonical_condensation(condensation: Condensation) -> Condensation:

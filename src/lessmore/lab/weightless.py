@@ -13,13 +13,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lessmore.config import Preset
+from lessmore.config import Preset, preset
+from lessmore.core.costs import costs
 from lessmore.core.text import TextShape, TextTower
-from lessmore.core.vit import ViT
+from lessmore.core.vit import ViT, ViTShape
 from lessmore.methods import Method, Setup, make_method
 from lessmore.methods.cocoop import new_network
 from lessmore.methods.context import WORDS, frame_prompts, write_context
 from lessmore.methods.registry import find_method
+from lessmore.methods.resolve import fit_to_tower
 from lessmore.models.load import load
 from lessmore.models.shapes import SHAPES
 from lessmore.models.vlm import VLM
@@ -102,3 +104,13 @@ def _write_untrained(name: str, vlm: VLM, folder: Path) -> Path:
     path = folder / "context.safetensors"
     write_context(path, vlm, learned, {"method": name, "words": WORDS})
     return path
+
+
+BUDGETS = (1.0, 0.9, 0.7)
+"""The R that a shape's cost is listed at."""
+
+
+def shape_gmacs(vision: ViTShape) -> dict[float, float]:
+    """What one image costs a tower at each of `BUDGETS`, condensed as `default` does: 10⁹ multiply-accumulates."""
+    fitted = {R: fit_to_tower(preset("default", R=R), vision).condensation for R in BUDGETS}
+    return {R: costs(vision, condensation, classes=0).gmacs for R, condensation in fitted.items()}

@@ -253,7 +253,7 @@ def _from_open_clip(name: str, tokenizer: Any, preprocess: Any) -> VLM:
     open_clip = _need("open_clip", "open-clip")
     remote = name.startswith(("hf-hub:", "local-dir:"))
     model_name, tag = (name, None) if remote else _split(open_clip, name)
-    _inspect(open_clip, _folder_config(name) if remote else open_clip.get_model_config(model_name))
+    inspected(open_clip, _folder_config(name) if remote else open_clip.get_model_config(model_name))
     options: dict[str, Any] = {"pretrained": tag, "require_pretrained": True}
     if tag is not None:
         # The bare config would run OpenAI's weights with the wrong activation; open_clip only warns.
@@ -296,8 +296,19 @@ def _folder_config(name: str) -> Mapping[str, Any]:
     return config
 
 
-def _inspect(open_clip: Any, config: Mapping[str, Any]) -> None:
-    """Build the architecture without weights and import it, so that what cannot work is refused before a download."""
+def inspected(open_clip: Any, config: Mapping[str, Any]) -> Towers:
+    """The towers of an architecture, built without weights, so that what cannot work is refused before a download.
+
+    Args:
+        open_clip: The library.
+        config: An open_clip model's `model_cfg`.
+
+    Returns:
+        Towers on the `meta` device.
+
+    Raises:
+        ModelError: The architecture cannot be imported.
+    """
     settings = copy.deepcopy(dict(config))
     if "multimodal_cfg" in settings:
         raise unsupported_model("a CoCa model")
@@ -306,4 +317,4 @@ def _inspect(open_clip: Any, config: Mapping[str, Any]) -> None:
     cls = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
     with torch.device("meta"):
         model = cls(**settings)
-    import_model(model)
+    return import_model(model)

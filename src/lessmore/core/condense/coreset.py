@@ -22,6 +22,8 @@ class Condensed(NamedTuple):
     """The counts."""
     size: Tensor | None = None
     """How many patches each of `tokens` stands for, [B, out]; None if nobody asks."""
+    centre: Tensor | None = None
+    """[B, out]: the patch, by its position among those that came in, that each of `tokens` was formed around."""
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
@@ -52,18 +54,22 @@ def condense(
             them means of tokens.
     """
     kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
-    tokens = [gather_tokens(x, kept)]
+    tokens, grown = [gather_tokens(x, kept)], [kept]
     slots = [torch.arange(stage.keep, device=x.device).expand(len(x), -1)]
     if stage.centres:
         weight = None if size is None else size.gather(1, ambiguous)
-        merged, cluster = merge_coreset(gather_tokens(x, ambiguous), stage.centres, config.merge, weight)
+        merged, cluster, centres = merge_coreset(gather_tokens(x, ambiguous), stage.centres, config.merge, weight)
         tokens.append(merged)
+        grown.append(ambiguous.gather(1, centres))
         slots.append(stage.keep + cluster)
     if stage.fused:
         tokens.append(fuse(gather_tokens(x, pruned), attention.gather(1, pruned)))
+        grown.append(pruned[:, :1])
     slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
     target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
-    return Condensed(torch.cat(tokens, dim=1), target, stage, None if size is None else carry(size, target, stage))
+    carried = None if size is None else carry(size, target, stage)
+    centre = torch.cat(grown, dim=1) if config.place == "centre" else None
+    return Condensed(torch.cat(tokens, dim=1), target, stage, carried, centre)
 
 
 def carry(weight: Tensor, target: Tensor, stage: Stage) -> Tensor:
@@ -129,7 +135,18 @@ def k_centres(distance: Tensor, K: int) -> Tensor:
     return centres
 
 
-def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
+class Merged(NamedTuple):
+    """What became of A ambiguous tokens."""
+
+    tokens: Tensor
+    """[B, K, D]"""
+    cluster: Tensor
+    """[B, A]: the one of `tokens` that each went into."""
+    centres: Tensor
+    """[B, K]: the ambiguous token that each of `tokens` was formed around."""
+
+
+def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -> Merged:
     """Merge the ambiguous tokens into K.
 
     Args:
@@ -137,9 +154,6 @@ def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -
         K: Number of centres.
         merge: `mean`, or weights 1/distance from the centre.
         size: How much each token counts, `[B, A]`; None counts each once.
-
-    Returns:
-        The merged tokens `[B, K, D]`, and the cluster of each token `[B, A]` int64.
     """
     squared = squared_distances(x)
     centres = k_centres(squared, K)
@@ -154,4 +168,4 @@ def merge_coreset(x: Tensor, K: int, merge: Merge, size: Tensor | None = None) -
     if size is not None:
         weight = weight * size.unsqueeze(1)
     weight = weight / weight.sum(dim=2, keepdim=True)
-    return weight.to(x.dtype) @ x, cluster
+    return Merged(weight.to(x.dtype) @ x, cluster, centres)

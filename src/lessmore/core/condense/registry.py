@@ -107,4 +107,4 @@ def ats(base: Condensation) -> Condensation:
 
 def _budget(own: Condensation, base: Condensation) -> Condensation:
     """A reducer at the R and layers of a preset."""
-    return replace(own, R=base.R, layers=base.layers, summary=base.summary)
+    return replace(own, R=base.R, layers=base.layers, summary=base.summary, place=base.place)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lessmore.core.condense.coreset import Condensed, gather_tokens
 from lessmore.core.condense.schedule import Stage
-from lessmore.core.condense.tome import Matching, match, merge, targets
+from lessmore.core.condense.tome import Matching, homes, match, merge, targets
 
 
 def fuse_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, class_token: bool) -> Condensed:
@@ -40,7 +40,7 @@ def fuse_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, cla
     else:
         tokens, size = _stretched(wide, size, matching)
     target = torch.where(target < 0, -1, target - first)[:, first:]
-    return Condensed(tokens.to(x.dtype), target, stage, size)
+    return Condensed(tokens.to(x.dtype), target, stage, size, homes(matching, x.shape[1])[:, first:] - first)
 
 
 def _left(x: Tensor, matching: Matching) -> Tensor:

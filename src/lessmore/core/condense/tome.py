@@ -76,6 +76,17 @@ def targets(matching: Matching, N: int) -> Tensor:
     return target.scatter_(1, 2 * away, left + partner)
 
 
+def homes(matching: Matching, N: int) -> Tensor:
+    """Which token each one that `merge` returns was, `[B, N − r]` int64: the reverse of `targets`.
+
+    Args:
+        matching: The pairs.
+        N: Number of tokens before merging.
+    """
+    odd = torch.arange(1, N, 2, device=matching.stay.device)
+    return torch.cat([2 * matching.stay, odd.expand(len(matching.stay), -1)], dim=1)
+
+
 def merge_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, class_token: bool) -> Condensed:
     """Merge `stage.ambiguous` of the tokens into others, by size-weighted means.
 
@@ -94,5 +105,6 @@ def merge_pairs(x: Tensor, metric: Tensor, size: Tensor | None, stage: Stage, cl
     size = torch.ones_like(wide[..., 0]) if size is None else size
     merged = merge(torch.cat([wide * size.unsqueeze(-1), size.unsqueeze(-1)], dim=-1), matching)
     tokens, size = merged[..., :-1] / merged[..., -1:], merged[..., -1]
-    first = int(class_token)
-    return Condensed(tokens.to(x.dtype), targets(matching, x.shape[1])[:, first:] - first, stage, size)
+    first, N = int(class_token), x.shape[1]
+    target, centre = targets(matching, N), homes(matching, N)
+    return Condensed(tokens.to(x.dtype), target[:, first:] - first, stage, size, centre[:, first:] - first)

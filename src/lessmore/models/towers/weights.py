@@ -14,8 +14,8 @@ from lessmore.core.vit import ACTIVATIONS, ViT, ViTShape
 from lessmore.errors import ModelError
 
 SUPPORTED = (
-    "supported are plain vision transformers with a plain text transformer: open_clip ViT and timm ViT (SigLIP, "
-    "SigLIP 2) models, transformers CLIPModel and SiglipModel"
+    "supported are plain vision transformers with a plain text transformer: open_clip's own ViTs, its timm ViTs "
+    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel and SiglipModel"
 )
 T = TypeVar("T")
 

@@ -50,19 +50,21 @@ def cosines_without(vit: ViT, pixels: Tensor, text: Tensor) -> tuple[Tensor, Ten
         text: L2-normalised, `[E]`.
     """
     tokens = vit.embed(pixels)[0]
-    first, n = int(vit.shape.class_token), vit.shape.patches
+    first, n = vit.shape.first, vit.shape.patches
     at = torch.arange(len(tokens), device=tokens.device)
     others = torch.stack([at[at != first + i] for i in range(n)])
-    found = [_cosine(vit, tokens.unsqueeze(0), text)]
-    found += [_cosine(vit, tokens[rows], text) for rows in others.split(_TOGETHER)]
+    found = [_cosine(vit, tokens, at.unsqueeze(0), text)]
+    found += [_cosine(vit, tokens, rows, text) for rows in others.split(_TOGETHER)]
     cosines = torch.cat(found)
     return cosines[0], cosines[1:]
 
 
-def _cosine(vit: ViT, x: Tensor, text: Tensor) -> Tensor:
-    """Tokens [B, N, D] through all blocks → [B]."""
+def _cosine(vit: ViT, tokens: Tensor, rows: Tensor, text: Tensor) -> Tensor:
+    """Some rows [B, N] of the tokens [N', D] through all blocks → [B]."""
+    x, places = tokens[rows], vit.places()
+    places = None if places is None else places.moved(places.at[0, rows])
     for block in vit.blocks:
-        x = block(x)
+        x = block(x, places=places)
     feature = vit.pool(x)
     wide = torch.promote_types(feature.dtype, torch.float32)
     return F.normalize(feature.to(wide), dim=-1) @ text.to(wide)

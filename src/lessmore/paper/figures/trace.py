@@ -12,6 +12,7 @@ from lessmore.config import Condensation
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.condense.source import fate_of
 from lessmore.core.encoder import attend, pass_block, seen
+from lessmore.core.rope import Places
 from lessmore.core.scoring import Anchor, AnchorProvider, head_mean, nearest_anchor
 from lessmore.core.vit import Block, ViT
 
@@ -56,7 +57,7 @@ def trace_blocks(vit: ViT, pixels: Tensor, config: Condensation, anchors: Anchor
         config: How to condense.
         anchors: They guide a condensation that uses anchors, and give every block its prior in any case.
     """
-    class_token = vit.shape.class_token
+    first, places = vit.shape.first, vit.places()
     x, stations = vit.embed(pixels), []
     size: Tensor | None = None
     token: Tensor | None = None
@@ -65,19 +66,21 @@ def trace_blocks(vit: ViT, pixels: Tensor, config: Condensation, anchors: Anchor
         assert isinstance(block, Block)
         near = None if anchors is None or token is None else nearest_anchor(token, anchors.at(i - 1, token))
         anchor = near if stage is not None and config.uses_anchor else None
-        attended = attend(block, x, class_token, config, anchor, seen(size, config))
-        prior = _prior(block, x, class_token, near, seen(size, config))
-        x, token, size, done = pass_block(block, x, class_token, config, size, stage, anchor)
+        attended = attend(block, x, first, config, anchor, seen(size, config), places)
+        prior = _prior(block, x, first, near, seen(size, config), places)
+        x, token, size, done, places = pass_block(block, x, first, config, size, stage, anchor, places)
         fate = None if done is None else fate_of(done.target, done.stage)
-        stations.append(Station(i, attended.x[:, int(class_token) :], attended.scores, prior, fate))
+        stations.append(Station(i, attended.x[:, first:], attended.scores, prior, fate))
     feature = vit.pool(x, seen(size, config))
     return BlockTrace(stations, F.normalize(feature.to(torch.promote_types(feature.dtype, torch.float32)), dim=-1))
 
 
-def _prior(block: Block, x: Tensor, class_token: bool, anchor: Anchor | None, size: Tensor | None) -> Tensor | None:
+def _prior(
+    block: Block, x: Tensor, first: int, anchor: Anchor | None, size: Tensor | None, places: Places | None
+) -> Tensor | None:
     if anchor is None or not bool(anchor.present.all()):
         return None
-    attention = head_mean(attend(block, x, class_token, ANCHOR_ROWS, anchor, size).scores)
+    attention = head_mean(attend(block, x, first, ANCHOR_ROWS, anchor, size, places).scores)
     return attention / attention.sum(dim=-1, keepdim=True)
 
 
@@ -89,7 +92,8 @@ def token_features(vit: ViT, tokens: Tensor) -> Tensor:
         tokens: `[B, n, D]`.
     """
     B, n, D = tokens.shape
-    alone = tokens.reshape(B * n, 1, D).expand(-1, 2, -1)  # twice: poolings that skip the class token find it too
+    # Once more for each token before the patches: poolings that skip those find it too.
+    alone = tokens.reshape(B * n, 1, D).expand(-1, 1 + vit.shape.first, -1)
     features = vit.pool(alone)
     wide = features.to(torch.promote_types(features.dtype, torch.float32))
     return F.normalize(wide, dim=-1).view(B, n, -1)
