@@ -44,6 +44,8 @@ def _row(i: int, classes: int, domains: int, random: np.random.Generator) -> dic
         "domain": ["none", "fog:3", "contrast:4"][i % domains],
         "prediction": ours,
         "probability": sure[0],
+        "confidence": sure[0],
+        "temperature": 1.0,
         "top5": top,
         "top5_probabilities": sure[: len(top)],
         "unadapted": plain,

@@ -39,6 +39,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     **{f"tca {preset}": {"preset": preset} for preset in ("default", "bold", "fixed", "paper", "released")},
     **{method: {"method": method} for method in ("zeroshot", "tda", "tent", "sar", "zero", "mta", "tpt")},
 }
+CONFIDENCES: dict[str, dict[str, Any]] = {"tca": {}, "tda": {"method": "tda"}}
 
 
 def stream(images: int) -> list[torch.Tensor]:
@@ -82,6 +83,12 @@ def answers(name: str) -> list[list[float]]:
     return _rounded(torch.stack([adapter(image).raw_scores for image in images]))
 
 
+def confidence(name: str) -> list[list[float]]:
+    """How sure the answers are said to be, image by image."""
+    adapter = lessmore.adapt("tiny", NAMES, engine="eager", cache=False, **CONFIDENCES[name])
+    return _rounded(torch.tensor([[adapter(image).confidence] for image in long_stream()]))
+
+
 def record() -> dict[str, Any]:
     """Everything, with the versions it belongs to."""
     return {
@@ -89,6 +96,7 @@ def record() -> dict[str, Any]:
         "class_embedding": {name: class_embedding(name) for name in ("photo", "imagenet80")},
         "encoding": {name: encoding(name) for name in ENCODINGS},
         "answer": {name: answers(name) for name in ANSWERS},
+        "confidence": {name: confidence(name) for name in CONFIDENCES},
     }
 
 

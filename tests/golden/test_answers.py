@@ -48,6 +48,11 @@ def test_answers_change_only_with_their_version(name: str) -> None:
     compare("answer", name, answers.answers(name))
 
 
+@pytest.mark.parametrize("name", answers.CONFIDENCES)
+def test_confidence_changes_only_with_its_version(name: str) -> None:
+    compare("confidence", name, answers.confidence(name))
+
+
 @pytest.mark.parametrize(
     ("rule", "value"),
     [("debias.LIFT", 2.0), ("debias.MEMORY", 5.0), ("debias.HALF", 2.0), ("token_mean.SHARE", 0.5)],

@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from lessmore.lab.metrics import accuracies, calibration_error, mcnemar, metrics, over_time
+from lessmore.lab.metrics import accuracies, calibration_error, mcnemar, metrics, over_time, separation
 
 
 def hits(n: int, seed: int, share: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -23,6 +23,7 @@ def hits(n: int, seed: int, share: float) -> np.ndarray[Any, np.dtype[np.bool_]]
 
 def row(i: int, label: int, prediction: int, zero_shot: int, **more: Any) -> dict[str, Any]:
     usual = {"probability": 0.6, "zero_shot_probability": 0.5, "changed": False, "refused": False, "tokens": 10}
+    usual["confidence"] = 0.6
     return {"i": i, "label": label, "domain": "d", "prediction": prediction, "zero_shot": zero_shot, **usual, **more}
 
 
@@ -46,6 +47,14 @@ def test_the_gain_is_paired() -> None:
     right[np.flatnonzero(~plain)[:20]] = True
     low, high = accuracies(right, plain)["gain_ci"]
     assert 0.01 < low < 0.02 < high < 0.03  # two independent samples would give about ± 0.04
+
+
+def test_separation_is_the_chance_that_a_right_answer_is_surer() -> None:
+    dice = np.random.default_rng(0)
+    score, positive = dice.integers(0, 6, 40).astype(float), dice.random(40) < 0.5
+    pairs = [(a > b) + (a == b) / 2 for a in score[positive] for b in score[~positive]]
+    assert separation(score, positive) == pytest.approx(np.mean(pairs))
+    assert separation(score, np.ones(40, dtype=bool)) is None
 
 
 def test_a_certain_result_has_no_spread() -> None:

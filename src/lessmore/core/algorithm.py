@@ -12,8 +12,10 @@ CLASS_EMBEDDING = 1
 """From a class list to its embeddings: text tower and prompt ensemble."""
 ANSWER = 1
 """From an encoding to an answer: debiasing, reservoir, correction, and every other method."""
+CONFIDENCE = 1
+"""Of how sure an answer is said to be."""
 
 
 def algorithm() -> dict[str, int]:
     """The versions that an answer depends on."""
-    return {"encoding": ENCODING, "class_embedding": CLASS_EMBEDDING, "answer": ANSWER}
+    return {"encoding": ENCODING, "class_embedding": CLASS_EMBEDDING, "answer": ANSWER, "confidence": CONFIDENCE}

@@ -35,6 +35,7 @@ def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
         "mcnemar_p": mcnemar(right, plain) if n else None,
         "ece": calibration_error([row["probability"] for row in answered], right) if n else None,
         "zero_shot_ece": calibration_error([row["zero_shot_probability"] for row in answered], plain) if n else None,
+        **confidences(answered, right, plain),
         "changed": sum(row["changed"] for row in answered),
         "refused": sum(row["refused"] for row in answered),
         "over_time": over_time(right, plain),
@@ -112,6 +113,40 @@ def calibration_error(confidence: Sequence[float], right: Hits) -> float:
     pairs = torch.tensor([[p, 0.0] for p in confidence], dtype=torch.float64)
     target = torch.from_numpy((~right).astype(np.int64))
     return float(multiclass_calibration_error(pairs, target, num_classes=2, n_bins=BINS, norm="l1"))
+
+
+def confidences(rows: Sequence[MetricRow], right: Hits, plain: Hits) -> dict[str, float | None]:
+    """What the reported confidence is worth, beside matched zero-shot's; `ece` is that of raw probabilities.
+
+    Args:
+        rows: Answered images.
+        right: Whether the method is right, `[n]`.
+        plain: Whether zero-shot is, `[n]`.
+    """
+    ours = np.array([row["confidence"] for row in rows])
+    theirs = np.array([row["zero_shot_probability"] for row in rows])
+    return {
+        "confidence_ece": calibration_error(ours.tolist(), right) if rows else None,
+        "brier": float(np.mean((ours - right) ** 2)) if rows else None,
+        "zero_shot_brier": float(np.mean((theirs - plain) ** 2)) if rows else None,
+        "auroc": separation(ours, right),
+        "zero_shot_auroc": separation(theirs, plain),
+    }
+
+
+def separation(score: Array, positive: Hits) -> float | None:
+    """Chance that a positive has a higher score than a negative (AUROC); None without either.
+
+    Args:
+        score: `[n]`.
+        positive: `[n]`.
+    """
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not ones or not zeros:
+        return None
+    from scipy.stats import rankdata
+
+    return float((rankdata(score)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 def over_time(right: Hits, plain: Hits) -> list[dict[str, float]]:

@@ -55,10 +55,11 @@ class Sampler:
             state: The method's state at the checkpoint.
             rows: The rows up to the checkpoint.
         """
-        in_a_row = 0  # answers refused since the last good one; images without an answer do not count
-        for row in rows:
-            in_a_row = in_a_row if "error" in row else (in_a_row + 1) % REFUSALS if row["refused"] else 0
-        self._answerer.restore(state, Health(refused_in_a_row=in_a_row))
+        health = Health()  # as far as answers depend on it; images without an answer do not count
+        for row in (row for row in rows if "error" not in row):
+            health.refused_in_a_row = (health.refused_in_a_row + 1) % REFUSALS if row["refused"] else 0
+            health.seen, health.temperature = health.seen + 1, row["temperature"]
+        self._answerer.restore(state, health)
 
     def cached(self, i: int) -> bool:
         """Whether sample i can be answered without its pixels."""
@@ -99,6 +100,7 @@ class Sampler:
             answered = self._answerer.predict(seen)
             tokens = tokens_left(self.job.vlm.vision, answered.steps)
         answer = _answer_row(answered, zero_shot, tokens)
+        answer["temperature"] = self._answerer.health().temperature  # unrounded: a resumed run goes on from it
         seconds = (encoded - begun) + (self._clock() - compared)
         timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
         return answer, timing
@@ -134,12 +136,13 @@ class Sampler:
 
 def _answer_row(answered: Answered, zero_shot: Tensor, tokens: int) -> SampleRow:
     """The answer as JSON, beside matched zero-shot's probabilities `[C]`."""
-    scores, before = answered.scores, answered.zero_shot
+    scores, before = answered.raw_scores, answered.zero_shot
     top = scores.sort(descending=True, stable=True)  # stable: among equals the first class leads
     unadapted, plain = int(before.argmax()), int(zero_shot.argmax())
     return {
         "prediction": int(top.indices[0]),
         "probability": _round(top.values[0]),
+        "confidence": _round(answered.scores[answered.index]),
         "top5": top.indices[:_TOP].tolist(),
         "top5_probabilities": [_round(value) for value in top.values[:_TOP]],
         "unadapted": unadapted,
