@@ -75,6 +75,10 @@ class Registry(Generic[T]):
         """What this process has registered, oldest first; installed packages count once they have been imported."""
         return {name: entry.thing for name, entry in self._own.items()}
 
+    def installed(self) -> list[str]:
+        """Names that installed packages bring, in alphabetical order; nothing is imported."""
+        return sorted(self._installed())
+
     def names(self) -> list[str]:
         """Every name in alphabetical order; nothing is imported."""
         return sorted({*self._own, *self._installed()})

@@ -74,6 +74,67 @@ def test_another_seed_is_another_order(order: str, seeds: list[int]) -> None:
 
 
 @settings(deadline=None)
+@given(
+    counts=COUNTS,
+    order=st.sampled_from(["few", "few:3", "camera", "camera:4"]),
+    seed=st.integers(0, 2**40),
+    limit=st.none() | st.integers(1, 60),
+)
+def test_orders_of_some_classes_see_each_of_their_images_once(
+    counts: tuple[int, ...], order: str, seed: int, limit: int | None
+) -> None:
+    data = dataset(counts)
+    stream = make_stream(data, order, seed, limit)
+    present = sum(count > 0 for count in counts)
+    seen = {stream.label(i) for i in range(len(stream))}
+    least, most = {"few": (max(2, present // 10),) * 2, "few:3": (3, 3), "camera": (2, 5), "camera:4": (4, 4)}[order]
+    assert len(seen) <= min(most, present)
+    room = sum(counts[k] for k in seen)
+    if limit is None:
+        assert len(seen) >= min(least, present)
+        assert len(stream) == room
+    else:
+        assert len(stream) <= limit
+    assert len(set(indices(stream))) == len(stream)
+    assert make_stream(data, order, seed, limit) == stream
+    assert (f"{len(seen):,} of {present:,} classes" in stream.note) == (len(seen) < present)
+
+
+def test_another_seed_sees_other_classes() -> None:
+    data = dataset((9,) * 40)
+    for order in ("few", "camera"):
+        seen = [{data.labels[i] for i in indices(make_stream(data, order, seed))} for seed in range(4)]
+        assert len({frozenset(one) for one in seen}) > 1
+
+
+def test_what_is_kept_of_a_class_is_kept_of_it_in_other_orders_too() -> None:
+    """So that encodings are shared: few classes keep more of their images, among them those that all classes keep."""
+    data = dataset((40,) * 10)
+    plain = set(indices(make_stream(data, "iid", 0, 50)))
+    few = make_stream(data, "few", 3, 50)
+    own = {i for i in plain if data.labels[i] in {few.label(j) for j in range(len(few))}}
+    assert own < set(indices(few))
+
+
+def test_a_camera_stays_a_while_and_looks_elsewhere() -> None:
+    data = dataset((400,) * 10)
+    for seed in range(5):
+        stream = make_stream(data, "camera", seed, 700)
+        runs = [len(list(run)) for _, run in groupby(stream.label(i) for i in range(len(stream)))]
+        assert 700 / 60 - 1 < len(runs) < 700 / 5
+        assert sum(run < 5 for run in runs) <= 5  # the last of a class
+        assert len(set(runs)) > 4
+        ordered = [stream.label(i) for i in range(len(stream))]
+        assert len(set(ordered)) == len({k for k, _ in groupby(ordered)})
+
+
+def test_a_camera_sees_frequent_classes_more_often() -> None:
+    data = dataset((500, *(5,) * 50))
+    seen = [0 in {data.labels[i] for i in indices(make_stream(data, "camera:2", seed))} for seed in range(30)]
+    assert sum(seen) > 25
+
+
+@settings(deadline=None)
 @given(counts=COUNTS, wanted=st.integers(1, 400))
 def test_limit_keeps_the_proportions_of_the_classes(counts: tuple[int, ...], wanted: int) -> None:
     data = dataset(counts)

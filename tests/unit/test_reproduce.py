@@ -30,7 +30,7 @@ from tests.small_runs import draw_folder
 
 NAMED = (
     *("cross-dataset", "cross-dataset-l14", "ood", "cifar100c", "siglip", "reservoir-strategy", "reservoir-size"),
-    *("components", "budget", "beta", "lambda", "merge-prune", "centres", "tda-plus", "methods", "options"),
+    *("components", "budget", "beta", "lambda", "merge-prune", "centres", "tda-plus", "methods", "options", "field"),
 )
 
 
@@ -101,7 +101,7 @@ def test_tables_are_those_that_were_promised() -> None:
         assert expand_names(table.datasets), table.name
         assert len({row.name for row in table.rows}) == len(table.rows)
         assert table.base in {"", *(row.name for row in table.rows)}
-        assert table.name in ("options", "methods") or table.paper is not None
+        assert table.name in ("options", "methods", "field") or table.paper is not None
 
 
 def test_rows_named_like_the_papers_have_its_settings() -> None:
@@ -186,6 +186,24 @@ def test_zero_shot_needs_one_order_and_tuned_rows_their_own_data(photos: str) ->
     assert tuned.on("eurosat") == {"method": "tda", "options": {"tuned_on": "eurosat"}}
     whole = TableRow("y", {"method": "tca", "preset": f"released/{OWN}"}).on("dtd")
     assert whole is not None and RunSpec("tiny", "dtd", **whole).settings().tuned_on == "dtd"
+
+
+def test_the_field_has_streams_of_its_own_unless_others_are_named(photos: str) -> None:
+    one = plan_table(TABLES["field"], request(photos), DatasetCache(None))
+    assert len(one.columns) == 4 * 7
+    assert [c.order for c in one.columns[::7]] == ["iid", "sorted", "few", "camera"]
+    at = {row.name: i for i, row in enumerate(one.rows)}
+    seeds = {c.order: len(one.cells[at["zero-shot"], j]) for j, c in enumerate(one.columns)}
+    assert seeds == {"iid": 1, "sorted": 1, "few": 2, "camera": 2}  # the seed chooses what the last two see
+    few = plan_table(TABLES["field"], request(photos, orders=("iid", "few"), corruptions=(None,)), DatasetCache(None))
+    assert [(c.corruption, c.order) for c in few.columns] == [(None, "iid"), (None, "few")]
+    other = plan_table(TABLES["beta"], request(photos, orders=("sorted",)), DatasetCache(None))
+    assert {spec.order for specs in other.cells.values() for spec in specs} == {"sorted"}
+
+
+def test_every_method_that_needs_no_file_is_in_the_field() -> None:
+    methods = {row.run["method"] for row in TABLES["field"].rows}
+    assert set(list_methods()) - methods == {"coop", "cocoop", "diff-tpt"}
 
 
 def test_rows_that_need_more_are_run_when_named(photos: str) -> None:

@@ -22,6 +22,7 @@ pytest.importorskip("scipy")
 from lessmore.cli import main
 from lessmore.lab.store import read_rows
 from lessmore.paper.estimate import Throughput
+from lessmore.paper.figures.kinds_plot import TradeOff, pareto
 from lessmore.paper.stored import FORMATS, read_table, to_json
 from lessmore.paper.tables import TABLES
 from tests.small_runs import NAMES, draw_folder
@@ -347,3 +348,71 @@ def test_the_results_page_splices_tables_and_words(made: Path, tmp_path: Path) -
     assert "The claim did not hold here." in text and text.count("Accuracy in percent") == 1
     assert text.index("### Anchor and cross-head rank") < text.index("### Merged against pruned tokens")
     assert page.spliced(text, tmp_path) == text
+
+
+@pytest.fixture(scope="module")
+def field(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The field's table, of a few rows and two orders."""
+    folder = tmp_path_factory.mktemp("field")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LESSMORE_CACHE", str(folder / "cache"))
+        assert field_of(data, folder) == 0
+    return folder
+
+
+def field_of(data: Path, folder: Path, *more: str) -> int:
+    streams = ("--dataset", "eurosat", "pets", "--corruption", "none", "--order", "iid", "few", "--seeds", "0", "1")
+    return reproduce(data, folder, "field", *streams, "--rows", "zero-shot", "NEO", "BCA", *more)
+
+
+def test_the_field_is_read_by_kinds_of_streams(field: Path) -> None:
+    value = value_of(field, "field")
+    assert list(value["averages"]) == ["iid, clean", "few", "all"]
+    assert [(c["dataset"], c["order"]) for c in value["columns"]] == [
+        *(("eurosat", "iid"), ("oxford_pets", "iid")),
+        *(("eurosat", "few"), ("oxford_pets", "few")),
+    ]
+    neo = next(row for row in value["rows"] if row["name"] == "NEO")
+    gains = [cell["gain"][0] for cell in neo["cells"]]
+    assert neo["worst"]["gain"][0] == min(gains) == gains[neo["worst"]["column"]]
+    assert neo["averages"]["all"]["gain"][0] == pytest.approx(sum(gains) / 4, abs=1e-3)
+    assert set(value["pace"]) == {"zero-shot", "NEO", "BCA"}
+    assert value["pace"]["zero-shot"]["relative"] == 1
+    assert all(row["ms"] > 0 and row["state_mb"] > 0 for row in value["pace"].values())
+    text = (field / "field.md").read_text()
+    assert "| worst stream | ECE | GMACs | ms | state |" in text
+    assert "--order iid few" in text
+    assert "--corruption none" in text
+
+
+def test_the_field_is_made_of_what_is_done_already(field: Path, data: Path) -> None:
+    before = value_of(field, "field")
+    times = {file: file.stat().st_mtime_ns for file in (field / "runs").rglob("*.json*")}
+    assert field_of(data, field, "--collect") == 0
+    after = value_of(field, "field")
+    assert after["rows"] == before["rows"] and after["pace"] == before["pace"]
+    assert times == {file: file.stat().st_mtime_ns for file in (field / "runs").rglob("*.json*")}
+
+
+def test_the_field_draws_its_trade_offs(field: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = json.loads((field / "field-pareto.json").read_text())
+    assert set(drawn["data"]) == {"zero-shot", "NEO", "BCA"}
+    assert drawn["data"]["zero-shot"] == {"gain": 0.0, "worst": 0.0, "relative_time": 1.0}
+    assert (field / "field-pareto.png").stat().st_size > 5_000
+
+
+def test_the_front_holds_whom_nobody_beats_in_both() -> None:
+    points = [TradeOff(name, x, y) for name, x, y in (("a", 1, 3), ("b", 2, 2), ("c", 1, 2), ("d", 3, 0), ("e", 2, 1))]
+    assert [point.name for point in pareto(points)] == ["d", "b", "a"]
+    assert pareto([TradeOff("a", 1, 1), TradeOff("b", 1, 1)]) == [TradeOff("a", 1, 1)]
+
+
+def test_several_models_get_a_folder_each(data: Path, tmp_path: Path) -> None:
+    words = ["reproduce", "field", "--model", "tiny", "tiny-siglip", "--root", str(data), "--output", str(tmp_path)]
+    words += ["--dataset", "eurosat", "--corruption", "none", "--order", "iid", "--rows", "zero-shot", "--quiet"]
+    assert main(words) == 0
+    assert value_of(tmp_path / "tiny", "field")["model"] == "tiny"
+    assert value_of(tmp_path / "tiny-siglip", "field")["model"] == "tiny-siglip"
+    assert main([*words[:3], "tiny", "elsewhere/tiny", *words[5:]]) == 1
+    assert main([*words, "--ray", "local", "--jobs", "2"]) == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -23,14 +25,19 @@ from lessmore.lab.store import read_summary
 from lessmore.lab.summary import RunSummary
 from lessmore.lab.sweep import FinishedRun, Worker
 from lessmore.lab.sweep_local import run_locally
+from lessmore.lab.sweep_ray import run_on_ray
 from lessmore.paper.compare import compare
 from lessmore.paper.drawn import draw_figures
 from lessmore.paper.dryrun import dry_run
 from lessmore.paper.figures import FIGURES
+from lessmore.paper.figures.kinds_plot import draw_kinds
+from lessmore.paper.kinds import of_kinds
 from lessmore.paper.measured import measured_cells
+from lessmore.paper.pace import measure_pace
 from lessmore.paper.plan import (
     DatasetCache,
     ReproductionRequest,
+    TablePlan,
     check_rows,
     distinct_runs,
     finished_runs,
@@ -39,6 +46,7 @@ from lessmore.paper.plan import (
 )
 from lessmore.paper.stored import FORMATS, check_formats, read_table, save_table
 from lessmore.paper.tables import TABLES, TableSpec, find_table
+from lessmore.storage.files import write_json
 
 EXAMPLES = """examples:
   lessmore reproduce --list
@@ -64,22 +72,23 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("names", type=str, nargs="*", default=[], help="tables and figures, or all; --list names them")
     args.add_argument("--list", action="store_true", help="list tables and figures")
-    args.add_argument("--model", type=str | None, default=None, help="as for lessmore run")
+    args.add_argument("--model", type=str, nargs="+", default=[], help="as for lessmore run; several get a folder each")
     args.add_argument("--dataset", type=str, nargs="+", default=[], help="data sets in place of the paper's")
-    args.add_argument("--corruption", type=str, nargs="+", default=["none"], help="such as none contrast:2")
+    args.add_argument("--corruption", type=str, nargs="+", default=[], help="none contrast:2; by default the table's")
     args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
     args.add_argument(
         "--output", type=str | None, default=None, help="directory of tables and runs; default: reproduce"
     )
     args.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the order")
     args.add_argument("--limit", type=int | float | None, default=None, help="images, or a fraction of them")
-    args.add_argument("--order", type=str, default="iid", help="as for lessmore run")
+    args.add_argument("--order", type=str, nargs="+", default=[], help="as for lessmore run; by default the table's")
     args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
     args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
     args.add_argument("--templates", type=str | None, default=None, help="default: the data set's")
     args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
     args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
+    args.add_argument("--ray", type=str | None, default=None, help="in place of --jobs: auto, local, or a Ray address")
     args.add_argument("--dry-run", action="store_true", help="list the runs and estimate how long they take")
     args.add_argument("--collect", action="store_true", help="run nothing; make the tables from finished runs")
     args.add_argument(
@@ -101,18 +110,39 @@ def run(args: Namespace) -> int:
         return _rewrite(Path(args["from"]), args, formats)
     tables, drawings = _named(args.names)
     _check(args, tables)
+    if not args.model and not args.dry_run:
+        raise ConfigError("there is no model; give one with --model, as for lessmore run")
+    try:
+        return max(_with_model(one, tables, drawings, formats) for one in _by_model(args))
+    except KeyboardInterrupt:
+        print("lessmore reproduce: interrupted; run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _by_model(args: Namespace) -> list[Namespace]:
+    """The same wishes for every model; several get a folder each."""
+    if len(args.model) < 2:
+        return [args]
+    names = [Path(model).name for model in args.model]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"--model names {' and '.join(names)}, which need folders of different names; give them singly"
+        )
+    places = [str(_output(args) / name) for name in names]
+    return [
+        Namespace(**{**vars(args), "model": [model], "output": place})
+        for model, place in zip(args.model, places, strict=True)
+    ]
+
+
+def _with_model(args: Namespace, tables: list[TableSpec], drawings: list[str], formats: Sequence[str]) -> int:
+    """Make what is asked for with one model."""
     if args.dry_run:
         print("\n".join(dry_run(tables, _request(args), _output(args) / "runs", args.jobs)))
         print("\n".join(f"figure {name}: {FIGURES[name].images} images" for name in drawings))
         return OK
-    if args.model is None:
-        raise ConfigError("there is no model; give one with --model, as for lessmore run")
-    try:
-        codes = [_tables(tables, args, formats)] if tables else []
-        codes += [_figures(drawings, args)] if drawings else []
-    except KeyboardInterrupt:
-        print("lessmore reproduce: interrupted; run the same command to go on", file=sys.stderr)
-        return INTERRUPTED
+    codes = [_tables(tables, args, formats)] if tables else []
+    codes += [_figures(drawings, args)] if drawings else []
     return max(codes)
 
 
@@ -133,6 +163,8 @@ def _named(names: Sequence[str]) -> tuple[list[TableSpec], list[str]]:
 
 
 def _check(args: Namespace, tables: Sequence[TableSpec]) -> None:
+    if args.ray is not None and args.jobs != 1:
+        raise ConfigError("--jobs and --ray exclude each other; a cluster runs what its processors allow")
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be 1 or more, not {args.jobs}")
     if len(set(args.seeds)) < len(args.seeds):
@@ -170,28 +202,55 @@ def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]
             own = {run_identity(spec) for specs in one.cells.values() for spec in specs}
             holes = [why for key, why in failed.items() if key in own]
             value = compare(one, measured_cells(one, found, folder / "runs"), request, holes)
+            if of_kinds(value):
+                value |= {"pace": _pace(one, datasets, folder, args.collect)}
+                _draw(value, folder)
             print(f"{one.table.name}: {', '.join(map(str, save_table(value, folder, formats)))}", flush=True)
     unread = any(summary["metrics"]["failed"] for summary in found.values())
     return SOME_FAILED if failed or unread else OK
 
 
+def _draw(value: dict[str, Any], folder: Path) -> None:
+    """The table's plots, where there is something to draw them with."""
+    try:
+        draw_kinds(value, folder)
+    except ConfigError as error:
+        print(f"lessmore reproduce: {value['table']}: no plots: {error}", file=sys.stderr)
+
+
+def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool) -> dict[str, dict[str, float]]:
+    """Times and memory of the rows; measured rows are kept beside the table, and those are all that --collect takes."""
+    file = folder / f"{plan.table.name}-pace.json"
+    known: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+    specs = {row.name: plan.cells[i, 0][0] for i, row in enumerate(plan.rows) if (i, 0) in plan.cells}
+    dataset = datasets(plan.columns[0].dataset)
+    if not collected and not isinstance(dataset, str) and specs.keys() - known.keys():
+        known |= measure_pace(specs, dataset, plan.table.base)
+        write_json(file, known)
+    return {name: known[name] for name in specs if name in known}
+
+
 def _request(args: Namespace) -> ReproductionRequest:
-    names = ("root", "limit", "order", "preset", "templates", "precision", "device")
+    names = ("root", "limit", "preset", "templates", "precision", "device")
     return ReproductionRequest(
-        model=args.model or "",
+        model=next(iter(args.model), ""),
         datasets=tuple(args.dataset),
         corruptions=tuple(None if name == "none" else name for name in args.corruption),
+        orders=tuple(args.order),
         seeds=tuple(args.seeds),
         rows=tuple(args.rows),
         common={name: getattr(args, name) for name in names},
     )
 
 
-def _results(specs: Sequence[RunSpec], folder: Path, jobs: int) -> Generator[FinishedRun]:
-    """Results of the runs as they finish; a single job needs no process of its own."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    if jobs > 1:
-        yield from run_locally(specs, folder, jobs, threads)
+def _results(specs: Sequence[RunSpec], folder: Path, args: Namespace) -> Generator[FinishedRun]:
+    """The runs as they end; a single job needs no process of its own."""
+    if args.ray is not None:
+        yield from run_on_ray(specs, folder, args.ray, cpus=1, gpus=float(args.device.startswith("cuda")))
+        return
+    threads = max(1, torch.get_num_threads() // args.jobs)
+    if args.jobs > 1:
+        yield from run_locally(specs, folder, args.jobs, threads)
     else:
         yield from map(Worker(folder, threads), specs)
 
@@ -201,7 +260,7 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
     found: FoundRuns = {}
     failed: dict[Hashable, str] = {}
     progress = tqdm(total=len(runs), unit="run", disable=args.quiet or None)
-    with closing(_results(list(runs.values()), folder, args.jobs)) as results, progress as bar:
+    with closing(_results(list(runs.values()), folder, args)) as results, progress as bar:
         for number, done in enumerate(results, start=1):
             if done.summary is None:
                 failed[run_identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"

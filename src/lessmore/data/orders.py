@@ -7,6 +7,8 @@ mixture:contrast:4,fog:3,none   random, every image under one of these, each as 
 gradual:fog                     random, with severity rising from 0 to 5 and falling back to 0
 cycle or cycle:contrast,fog@3   the whole set once per corruption, one corruption after another; by default the 15
                                 main ones at severity 5
+few or few:3                    random, images of a tenth of the classes, two at least, or of 3 classes
+camera or camera:4              as a camera sees a place: 2 to 5 classes, or 4, in runs of 5 to 60 images of one class
 """
 
 from __future__ import annotations
@@ -43,8 +45,22 @@ class Visit:
         return CLEAN if self.corruption is None else str(self.corruption)
 
 
-StreamPlan = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
+CAMERA_RUN = (5, 60)
+"""Images in a run of `camera`, at least and at most; the last run of a class may be shorter."""
+
+Visits = Callable[[Indices, Indices, np.random.Generator], list[Visit]]
 """A function of the images to visit `[n]`, the labels of all images `[N]` and a generator; it returns the visits."""
+Choice = Callable[[Indices, np.random.Generator], Indices]
+"""A function of the labels of all images `[N]` and a generator; it returns the classes to see."""
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """What an order asks for."""
+
+    visits: Visits
+    classes: Choice | None = None
+    """Chooses the classes to see, of whose images some may be left out later; None for all of them."""
 
 
 def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:
@@ -63,24 +79,30 @@ def plan_stream(order: str, corruption: str | None = None) -> StreamPlan:
     fixed = _domain(corruption or CLEAN)
     if fixed is not None and name in ("mixture", "gradual", "cycle"):
         raise ConfigError(f"the order {name} sets the corruptions itself; leave the corruption {fixed} out")
-    return _ORDERS[name](rest, fixed)
+    choice = _CHOICES[name](rest) if name in _CHOICES else None
+    return StreamPlan(_ORDERS[name](rest, fixed), choice)
+
+
+def chooses_classes(order: str) -> bool:
+    """Whether the seed of an order decides which classes are seen."""
+    return order.partition(":")[0] in _CHOICES
 
 
 def _domain(text: str) -> Corruption | None:
     return None if text.strip() == CLEAN else parse_corruption(text)
 
 
-def _iid(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _iid(rest: str, corruption: Corruption | None) -> Visits:
     _nothing_more("iid", rest)
     return lambda images, labels, generator: [Visit(i, corruption) for i in _shuffled(images, generator)]
 
 
-def _sorted(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _sorted(rest: str, corruption: Corruption | None) -> Visits:
     _nothing_more("sorted", rest)
     return lambda images, labels, generator: [Visit(i, corruption) for i in _by_class(images, labels, generator)]
 
 
-def _blocks(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _blocks(rest: str, corruption: Corruption | None) -> Visits:
     length = _number(rest, "the length of blocks", RUN_LENGTH)
 
     def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
@@ -90,7 +112,7 @@ def _blocks(rest: str, corruption: Corruption | None) -> StreamPlan:
     return visits
 
 
-def _mixture(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _mixture(rest: str, corruption: Corruption | None) -> Visits:
     if "," not in rest:
         raise ConfigError("a mixture needs two domains or more; write mixture:contrast:4,fog:3,none")
     domains = [_domain(part) for part in rest.split(",")]
@@ -102,7 +124,7 @@ def _mixture(rest: str, corruption: Corruption | None) -> StreamPlan:
     return visits
 
 
-def _gradual(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _gradual(rest: str, corruption: Corruption | None) -> Visits:
     levels = [None, *(Corruption(rest.strip(), severity) for severity in range(1, SEVERITIES + 1))]
 
     def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
@@ -113,7 +135,7 @@ def _gradual(rest: str, corruption: Corruption | None) -> StreamPlan:
     return visits
 
 
-def _cycle(rest: str, corruption: Corruption | None) -> StreamPlan:
+def _cycle(rest: str, corruption: Corruption | None) -> Visits:
     names, _, severity = rest.partition("@")
     level = _number(severity, "the severity of cycle", CYCLE_SEVERITY)
     turns = [Corruption(name.strip(), level) for name in (names.split(",") if names else MAIN)]
@@ -122,14 +144,61 @@ def _cycle(rest: str, corruption: Corruption | None) -> StreamPlan:
     return lambda images, labels, generator: [Visit(i, turn) for turn in turns for i in _shuffled(images, generator)]
 
 
-_ORDERS: dict[str, Callable[[str, Corruption | None], StreamPlan]] = {
+def _few(rest: str, corruption: Corruption | None) -> Visits:
+    return _iid("", corruption)
+
+
+def _few_classes(rest: str) -> Choice:
+    count = _number(rest, "the number of classes of few", 0)
+
+    def choose(labels: Indices, generator: np.random.Generator) -> Indices:
+        present = generator.permutation(np.unique(labels))
+        return present[: count or max(2, len(present) // 10)]
+
+    return choose
+
+
+def _camera(rest: str, corruption: Corruption | None) -> Visits:
+    def visits(images: Indices, labels: Indices, generator: np.random.Generator) -> list[Visit]:
+        left = {k: _shuffled(images[labels[images] == k], generator) for k in np.unique(labels[images]).tolist()}
+        seen: list[int] = []
+        last = -1
+        while left:
+            others = [k for k in left if k != last] or list(left)
+            last = others[int(generator.integers(len(others)))]
+            length = int(generator.integers(CAMERA_RUN[0], CAMERA_RUN[1] + 1))
+            seen += left[last][:length]
+            left[last] = left[last][length:]
+            if not left[last]:
+                del left[last]
+        return [Visit(i, corruption) for i in seen]
+
+    return visits
+
+
+def _camera_classes(rest: str) -> Choice:
+    count = _number(rest, "the number of classes of camera", 0)
+
+    def choose(labels: Indices, generator: np.random.Generator) -> Indices:
+        many = count or int(generator.integers(2, 6))
+        drawn = generator.permutation(labels)  # a class comes in proportion to its images
+        first = np.sort(np.unique(drawn, return_index=True)[1])[:many]
+        return drawn[first]
+
+    return choose
+
+
+_ORDERS: dict[str, Callable[[str, Corruption | None], Visits]] = {
     "iid": _iid,
     "sorted": _sorted,
     "blocks": _blocks,
     "mixture": _mixture,
     "gradual": _gradual,
     "cycle": _cycle,
+    "few": _few,
+    "camera": _camera,
 }
+_CHOICES: dict[str, Callable[[str], Choice]] = {"few": _few_classes, "camera": _camera_classes}
 
 
 def _nothing_more(name: str, rest: str) -> None:

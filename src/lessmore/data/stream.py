@@ -1,8 +1,8 @@
 """Streams: which images are seen, in which order, under which corruption. The order is part of the experiment.
 
-A stream has its own generator, seeded by order, seed and data set. Which images `limit` keeps depends on the data set
-alone, and how a corrupted image looks depends on its id alone. What was encoded for one order or seed can therefore be
-used for the others.
+A stream has its own generator, seeded by order, seed and data set. Which images of a class `limit` keeps first depends
+on the data set alone, and how a corrupted image looks depends on its id alone. What was encoded for one order or seed
+can therefore be used for the others.
 """
 
 from __future__ import annotations
@@ -71,16 +71,18 @@ def make_stream(
         dataset: Where the images come from.
         order: A text of `lessmore.data.orders`.
         seed: Seeds the order.
-        limit: That many images, or a fraction below 1, with classes in their proportions; None means all.
+        limit: That many images, or a fraction below 1, with classes in their proportions; None means all. Where the
+            order chooses classes, of the images of these.
         corruption: Such as `contrast:4`, for all images; only for orders that set none themselves.
 
     Raises:
         ConfigError: The order, the limit or the corruption is wrong.
     """
-    planned = plan_stream(order, corruption)
+    plan, generator = plan_stream(order, corruption), _generator(order, seed, dataset.name)
     labels = np.asarray(dataset.labels, dtype=np.int64)
-    chosen, note = _limited(labels, limit, dataset.name)
-    visits = planned(chosen, labels, _generator(order, seed, dataset.name))
+    seen = np.unique(labels) if plan.classes is None else plan.classes(labels, generator)
+    chosen, note = _limited(labels, seen, limit, dataset.name)
+    visits = plan.visits(chosen, labels, generator)
     return Stream(dataset, tuple(visits), order, seed, note)
 
 
@@ -88,19 +90,21 @@ def _generator(*parts: object) -> np.random.Generator:
     return np.random.default_rng(list(hashlib.sha256(json.dumps(parts).encode()).digest()))
 
 
-def _limited(labels: Indices, limit: int | float | None, name: str) -> tuple[Indices, str]:
-    """Numbers of the images to use, ascending, and the note that says how they were chosen."""
-    total = len(labels)
+def _limited(labels: Indices, seen: Indices, limit: int | float | None, name: str) -> tuple[Indices, str]:
+    """Numbers of the images to use, of the classes seen, ascending, and the note that says how they were chosen."""
+    every = np.bincount(labels)
+    counts = np.where(np.isin(np.arange(len(every)), seen), every, 0)
+    total, present = int(counts.sum()), np.count_nonzero(every)
     wanted = total if limit is None else _count(limit, total)
+    shares = counts if wanted == total else _shares(counts, wanted)
+    kept = np.count_nonzero(shares)
+    classes = "" if kept == present else f"{kept:,} of {present:,} classes"
     if wanted == total:
-        return np.arange(total), ""
-    counts = np.bincount(labels)
-    shares = _shares(counts, wanted)
+        return np.flatnonzero(np.isin(labels, seen)), f"{total:,} images, {classes}" if classes else ""
     generator = _generator("limit", name)
     parts = [generator.permutation(np.flatnonzero(labels == c))[:share] for c, share in enumerate(shares)]
     note = f"stratified {wanted:,} of {total:,} images"
-    present, kept = np.count_nonzero(counts), np.count_nonzero(shares)
-    return np.sort(np.concatenate(parts)), note if kept == present else f"{note}, {kept:,} of {present:,} classes"
+    return np.sort(np.concatenate(parts)), ", ".join(part for part in (note, classes) if part)
 
 
 def _count(limit: int | float, total: int) -> int:

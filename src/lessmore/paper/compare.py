@@ -57,11 +57,15 @@ def _asked(request: ReproductionRequest) -> dict[str, Any]:
     """The parts of the user's request that the table does not show elsewhere."""
     kept = ("limit", "order", "preset", "templates", "precision")
     common = {name: request.common[name] for name in kept if request.common.get(name) is not None}
+    if request.orders:
+        common["order"] = " ".join(request.orders)
     return {"seeds": list(request.seeds), "rows": list(request.rows), "own_data": bool(request.datasets), **common}
 
 
 def _averages(columns: Sequence[Column], printed: PaperTable | None) -> dict[str, list[int]]:
     """The averages and the numbers of their columns: the paper's where they fit, else clean and corrupted."""
+    if len({column.order for column in columns}) > 1:
+        return _by_kind(columns)
     clean = [j for j, column in enumerate(columns) if column.corruption is None]
     bad = [j for j, column in enumerate(columns) if column.corruption is not None]
     if bad:
@@ -73,6 +77,15 @@ def _averages(columns: Sequence[Column], printed: PaperTable | None) -> dict[str
         if len(part) == len(over):
             found[name] = part
     return found
+
+
+def _by_kind(columns: Sequence[Column]) -> dict[str, list[int]]:
+    """Averages of the kinds of streams, and of all of them."""
+    kinds: dict[str, list[int]] = {}
+    for j, column in enumerate(columns):
+        more = "" if column.order != "iid" else ", clean" if column.corruption is None else ", corrupted"
+        kinds.setdefault(f"{column.order}{more}", []).append(j)
+    return {**kinds, "all": list(range(len(columns)))}
 
 
 def _column(column: Column, cells: Sequence[PaperCell]) -> dict[str, Any]:
@@ -114,10 +127,21 @@ def _row(
             name: {**_average([own[j] for j in part], name, plan, row), **_change([others[j] for j in part])}
             for name, part in averages.items()
         },
+        **_worst(own),
         "gmacs": _gmacs([cell for cell in own if cell is not None]),
         "paper_row": None if paper_row is None else paper_row.name,
         "paper_gmacs": None if paper_row is None else paper_row.gflops,
     }
+
+
+def _worst(own: Sequence[PaperCell | None]) -> dict[str, Any]:
+    """The column with the least gain, where there are several and every one is measured."""
+    known = [cell for cell in own if cell is not None]
+    if len(known) < max(2, len(own)):
+        return {}
+    gains = [estimates([cell])["gain"] for cell in known]
+    column = min(range(len(gains)), key=lambda j: gains[j][0])
+    return {"worst": {"column": column, "gain": gains[column]}}
 
 
 def _against_base(

@@ -33,7 +33,7 @@ def draw_figures(name: str, request: ReproductionRequest, folder: Path) -> Itera
     """
     figure, datasets, vlm = FIGURES[name], DatasetCache(request.root), None
     names = expand_names(request.datasets or [_USUAL.get(name, "eurosat")])
-    columns = [Column(dataset, bad) for bad in request.corruptions for dataset in names]
+    columns = [Column(dataset, bad) for bad in request.corruptions or (None,) for dataset in names]
     for column in columns:
         dataset = datasets(column.dataset)
         if isinstance(dataset, str):
@@ -42,6 +42,7 @@ def draw_figures(name: str, request: ReproductionRequest, folder: Path) -> Itera
             yield dataset
             continue
         where = {"model": request.model, "dataset": column.dataset, "corruption": column.corruption}
+        where |= {"order": request.orders[0]} if request.orders else {}
         spec = RunSpec(**{**request.common, **where, "seed": request.seeds[0]})
         vlm = vlm or open_model(spec)
         job = prepare_job(spec, vlm, dataset)

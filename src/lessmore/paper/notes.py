@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from lessmore.lab.labels import preset_note
+from lessmore.paper.kinds import KINDS_NOTE, of_kinds
 
 Value = Mapping[str, Any]
 """The content of one table's JSON."""
@@ -35,10 +36,10 @@ def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
         value: The table's JSON.
         compared: The cells of the paper that are shown.
     """
-    yield _OURS
-    if from_zero_shot(value):
+    yield KINDS_NOTE if of_kinds(value) else _OURS
+    if from_zero_shot(value) and not of_kinds(value):
         yield _CALIBRATION
-    elif any("change" in cell for row in value["rows"] for cell in row["cells"]):
+    elif not from_zero_shot(value) and any("change" in cell for row in value["rows"] for cell in row["cells"]):
         yield f"Change from {value['base']}: in points, image by image, with its 95 % interval over the images."
     printed = value["paper"]
     if compared:
@@ -97,9 +98,12 @@ def _mark(mark: Mapping[str, str]) -> str:
 
 def _data(value: Value) -> Iterator[str]:
     """Which images, where not all."""
-    chosen = {c["dataset"]: c["note"] for c in value["columns"] if c.get("note")}
+    chosen: dict[str, dict[str, None]] = {}
+    for column in value["columns"]:
+        if column.get("note"):
+            chosen.setdefault(column["dataset"], {})[column["note"]] = None
     if chosen:
-        yield "Images: " + "; ".join(f"{name}: {note}" for name, note in chosen.items()) + "."
+        yield "Images: " + "; ".join(f"{name}: {' or '.join(found)}" for name, found in chosen.items()) + "."
     failed = max((cell.get("failed", 0) for row in value["rows"] for cell in row["cells"]), default=0)
     if failed:
         yield f"Up to {failed:,} images of a stream could not be read and count nowhere."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.data.dataset import Dataset
+from lessmore.data.orders import chooses_classes
 from lessmore.data.registry import expand_names, is_direct, open_dataset, spec_of
 from lessmore.errors import ConfigError, ImageError, unknown
 from lessmore.lab.spec import RunSpec
@@ -28,7 +29,10 @@ class ReproductionRequest:
     model: str
     datasets: tuple[str, ...] = ()
     """Replace the paper's; groups and patterns are allowed."""
-    corruptions: tuple[str | None, ...] = (None,)
+    corruptions: tuple[str | None, ...] = ()
+    """Replace the table's."""
+    orders: tuple[str, ...] = ()
+    """Replace the table's."""
     seeds: tuple[int, ...] = (0, 1, 2)
     rows: tuple[str, ...] = ()
     """Patterns of the rows to run; empty means all that need nothing special."""
@@ -48,6 +52,7 @@ class Column:
 
     dataset: str
     corruption: str | None
+    order: str = "iid"
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,10 @@ def plan_table(
     missing = {name: reason for name in names if isinstance(reason := datasets(name), str)}
     if missing and request.datasets:
         raise ConfigError(next(iter(missing.values())))
-    columns = tuple(Column(name, bad) for bad in request.corruptions for name in names if absent or name not in missing)
+    there = [name for name in names if absent or name not in missing]
+    orders = request.orders or table.orders or (request.common.get("order", "iid"),)
+    corruptions = request.corruptions or table.corruptions
+    columns = tuple(Column(name, bad, order) for order in orders for bad in corruptions for name in there)
     rows, left_out = _chosen(table, request.rows)
     cells = {}
     for i, row in enumerate(rows):
@@ -164,8 +172,9 @@ def _specs(row: TableRow, column: Column, request: ReproductionRequest) -> tuple
     fields = row.on(column.dataset)
     if fields is None:
         return ()
-    seeds = request.seeds[:1] if fields["method"] in _EPISODIC else request.seeds
-    where = {"model": request.model, "dataset": column.dataset, "corruption": column.corruption}
+    once = fields["method"] in _EPISODIC and not chooses_classes(column.order)
+    seeds = request.seeds[:1] if once else request.seeds
+    where = {"model": request.model, "dataset": column.dataset, "corruption": column.corruption, "order": column.order}
     return tuple(RunSpec(**{**request.common, **where, **fields, "seed": seed}) for seed in seeds)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from lessmore.lab.labels import method_label
 from lessmore.lab.report.grid import TableGrid, TablePage, Text
+from lessmore.paper.kinds import MISSING, kinds_grid, of_kinds
 from lessmore.paper.notes import TablePlace, Value, from_zero_shot, is_plain, marks, notes
+from lessmore.paper.tables import find_table
 
-NONE = "–"
+NONE = MISSING
 TUNED = "†"
 MARKED = "‡"
 
@@ -20,6 +22,7 @@ def table_page(value: Value) -> TablePage:
     beside, compared = _beside(value)
     second = _calibration(value) if from_zero_shot(value) else _changes(value)
     grids = (_measured(value), *([second] if second.lines else []), *([beside] if compared else []))
+    grids = (kinds_grid(value),) if of_kinds(value) else grids
     return TablePage(
         f"{value['title']}: {value['model']}", grids, tuple(notes(value, compared)), reproduce_command(value)
     )
@@ -30,9 +33,10 @@ def reproduce_command(value: Value) -> str:
     asked = value["asked"]
     sets = dict.fromkeys(column["dataset"] for column in value["columns"]) if asked["own_data"] else ()
     bad = dict.fromkeys(column["corruption"] or "none" for column in value["columns"])
+    usual = [name or "none" for name in find_table(value["table"]).corruptions]
     options = {
         "dataset": sets,
-        "corruption": () if list(bad) == ["none"] else bad,
+        "corruption": () if list(bad) == usual else bad,
         "seeds": map(str, asked["seeds"]),
         "rows": (f'"{row}"' for row in asked["rows"]),
         **{name: [str(asked[name])] for name, usual in _USUAL.items() if asked.get(name, usual) != usual},

@@ -7,11 +7,12 @@ one, starting from the preset the user chose. Rows have the paper's names, as in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lessmore.config import PRESETS
 from lessmore.errors import ConfigError, unknown
+from lessmore.methods.registry import METHODS
 from lessmore.paper.printed import PaperTable, paper_tables
 
 OWN = "{dataset}"
@@ -64,6 +65,10 @@ class TableSpec:
     """The row that the others are compared with, besides matched zero-shot."""
     note: str = ""
     """How our setting differs from the paper's."""
+    corruptions: tuple[str | None, ...] = (None,)
+    """Columns of every data set unless the user names others."""
+    orders: tuple[str, ...] = ()
+    """The same of orders; a table of several is read by kinds of streams."""
 
     @property
     def paper(self) -> PaperTable | None:
@@ -161,6 +166,28 @@ def _preset(name: str) -> TableRow:
     return TableRow(f"preset {name}", {"method": "tca", "preset": name})
 
 
+_FIELD = (
+    _plain("zero-shot"),
+    _preset("default"),
+    _preset("fixed"),
+    TableRow("debiasing alone", {"method": "tca", "preset": "default", "R": 1.0, "options": {"lam": 0.0}}),
+    TableRow("TDA", {"method": "tda"}),
+    *(
+        TableRow(title, {"method": title.lower()})
+        for title in ("NEO", "OnZeta", "LSA", "DOTA", "OGA", "BCA", "ECALP", "StatA")
+    ),
+    TableRow("Tent", {"method": "tent"}),
+    TableRow("SAR", {"method": "sar"}),
+    TableRow("DeYO", {"method": "deyo"}),
+    TableRow("BATCLIP", {"method": "batclip"}),
+    *(_with(name.upper(), name, "64 views of every image") for name in ("mta", "zero")),
+    *(_with(name.upper(), name, _VIEWS) for name in ("tpt", "c-tpt")),
+)
+FIELD_ORDERS = ("iid", "sorted", "few", "camera")
+FIELD_CORRUPTIONS = (
+    *(None, "contrast:3", "fog:3", "brightness:3"),
+    *("gaussian_noise:1", "defocus_blur:2", "jpeg_compression:3"),
+)
 _OPTIONS = (
     _plain("zero-shot"),
     _tca("TCA"),
@@ -273,6 +300,15 @@ _TABLES = (
         note="A table of ours, every method with its one default. ToMe is the published one.",
     ),
     TableSpec(
+        "field",
+        "Every method on every kind of stream",
+        _FIELD,
+        base="zero-shot",
+        note="A table of ours. Every method has its one default, which knows nothing of the stream's length.",
+        corruptions=FIELD_CORRUPTIONS,
+        orders=FIELD_ORDERS,
+    ),
+    TableSpec(
         "options",
         "Where paper and released code differ, one option at a time",
         _OPTIONS,
@@ -285,7 +321,7 @@ TABLES: dict[str, TableSpec] = {table.name: table for table in _TABLES}
 
 
 def find_table(name: str, others: tuple[str, ...] = ()) -> TableSpec:
-    """A table by name.
+    """A table by name; `field` has a row for each method of an installed package as well.
 
     Args:
         name: The name.
@@ -296,4 +332,7 @@ def find_table(name: str, others: tuple[str, ...] = ()) -> TableSpec:
     """
     if name not in TABLES:
         raise ConfigError(unknown("table or figure", name, (*TABLES, *others, "all")))
-    return TABLES[name]
+    table = TABLES[name]
+    if name != "field":
+        return table
+    return replace(table, rows=(*table.rows, *(TableRow(one, {"method": one}) for one in METHODS.installed())))

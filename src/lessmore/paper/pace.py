@@ -1,0 +1,76 @@
+"""Milliseconds and memory of the rows of a table, all in turn on the same images: ratios hold on a busy machine too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from PIL import Image
+
+import lessmore
+from lessmore.data.dataset import Dataset
+from lessmore.lab.job import open_model
+from lessmore.lab.spec import RunSpec
+from lessmore.models.vlm import VLM
+
+WARM, TIMED = 3, 12
+"""Images before the clock runs, and while it does."""
+
+
+def measure_pace(specs: Mapping[str, RunSpec], dataset: Dataset, base: str) -> dict[str, dict[str, float]]:
+    """What one image costs each row, as `lessmore.adapt` runs it.
+
+    Args:
+        specs: A run of every row, by the row's name; all of one model.
+        dataset: Where the images come from.
+        base: The row that others are set in relation to.
+
+    Returns:
+        By row: `ms`, the median; `relative`, the median ratio to the base on the same image; `state_mb`, the size
+            of a saved state.
+    """
+    vlm = open_model(next(iter(specs.values())))
+    step = max(1, len(dataset) // (WARM + TIMED))
+    images = [dataset.image(i * step) for i in range(min(WARM + TIMED, len(dataset)))]
+    adapters = {name: _adapter(vlm, spec, dataset) for name, spec in specs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in adapters}
+    for image in images:
+        for name, adapter in adapters.items():
+            seconds[name].append(_timed(adapter, image, vlm.device))
+    skipped = min(WARM, len(images) - 1)
+    return {name: _pace(own[skipped:], seconds[base][skipped:], adapters[name]) for name, own in seconds.items()}
+
+
+def _adapter(vlm: VLM, spec: RunSpec, dataset: Dataset) -> lessmore.Adapter:
+    templates = next(iter(dataset.templates.values()), "photo")
+    return lessmore.adapt(
+        vlm,
+        dataset.classes,
+        templates=templates,
+        method=spec.method,
+        reducer=spec.reducer,
+        preset=spec.preset,
+        R=spec.R,
+        **spec.options,
+    )
+
+
+def _timed(adapter: lessmore.Adapter, image: Image.Image, device: torch.device) -> float:
+    start = time.perf_counter()
+    adapter(image)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _pace(own: Sequence[float], base: Sequence[float], adapter: lessmore.Adapter) -> dict[str, float]:
+    ratios = [a / b for a, b in zip(own, base, strict=True)]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "state.safetensors"
+        adapter.save(file)
+        size = file.stat().st_size
+    return {"ms": round(1e3 * median(own), 3), "relative": round(median(ratios), 4), "state_mb": round(size / 2**20, 4)}
