@@ -65,9 +65,9 @@ def test_the_walk_evicts_as_the_reservoir_does(strategy: str, M: int) -> None:
         tokens = torch.randn(M + 1, 3, 6, generator=generator, dtype=torch.float64)
         unit = F.normalize(tokens.mean(dim=1), dim=-1)
         cosine = (unit @ unit.T).fill_diagonal_(0).tolist()
-        shelf = ClassEntries(keys[1:].tolist(), ids[1:].tolist(), [row[1:] for row in cosine[1:]], list(range(M)))
+        entries = ClassEntries(keys[1:].tolist(), ids[1:].tolist(), [row[1:] for row in cosine[1:]], list(range(M)))
         expected = int(eviction_scores(strategy, keys, ids, tokens).argmax()) - 1  # type: ignore[arg-type]
-        assert leaving_slot(strategy, shelf, float(keys[0]), 50, cosine[0][1:]) == expected  # type: ignore[arg-type]
+        assert leaving_slot(strategy, entries, float(keys[0]), 50, cosine[0][1:]) == expected  # type: ignore[arg-type]
 
 
 def test_on_ties_the_newcomer_goes() -> None:
@@ -75,14 +75,14 @@ def test_on_ties_the_newcomer_goes() -> None:
 
 
 def test_a_walk_says_who_is_stored_and_when_all_classes_have_two() -> None:
-    shelves = [ClassEntries(), ClassEntries()]
+    classes = [ClassEntries(), ClassEntries()]
     images = Arrivals([0, 1, 0, 0, 1, 1], [0.0] * 6, [True, True, True, False, True, True], None)
-    stored, all_ready = admit_all(shelves, 2, "fifo", 0, images)
+    stored, all_ready = admit_all(classes, 2, "fifo", 0, images)
     assert [(s.image, s.label, s.slot) for s in stored] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (4, 1, 1), (5, 1, 0)]
     assert stored[-1].origins == (2 + 5, 2 + 4)
     assert all_ready == 5
-    assert [shelf.ids for shelf in shelves] == [[0, 2], [5, 4]]
-    assert admit_all(shelves, 2, "fifo", 6, Arrivals([], [], [], None)).all_ready == 0
+    assert [entries.ids for entries in classes] == [[0, 2], [5, 4]]
+    assert admit_all(classes, 2, "fifo", 6, Arrivals([], [], [], None)).all_ready == 0
 
 
 @pytest.mark.parametrize("name", ["labelfree", "paper", "released"])

@@ -154,21 +154,21 @@ def observe(
     high, low = rest.amax(dim=-1), rest.amin(dim=-1)
     turn = torch.where(again, (p - mean.last_answer).square().sum(), 0)
     rise, span = mean.rise + torch.where(again, high + low, 0), mean.span + torch.where(again, high - low, 0)
-    images, power, turns = mean.images + 1, mean.power + z.square().mean(), mean.effective_samples + turn
+    images, power, effective = mean.images + 1, mean.power + z.square().mean(), mean.effective_samples + turn
 
-    middle = (total + z) / images
-    strength, few = _strength(middle, power / images, turns, rise, span, mean.answer_counts, prior_weight)
+    mean_logits = (total + z) / images
+    strength, few = _strength(mean_logits, power / images, effective, rise, span, mean.answer_counts, prior_weight)
     height = (rise + span) / (2 * images)
     often = (mean.standout_counts / mean.standout_counts.sum().clamp_min(1e-9) - OFTEN / C).clamp_min(0)
-    domain = middle - LIFT * height * often
+    domain = mean_logits - LIFT * height * often
     lengths = (1 - 2 * strength * texts.bias + strength.square() * texts.bias.mean()).clamp_min(1e-12).sqrt()
     answer = (z - strength * domain) / lengths
 
-    likely, each = (z - (1 - few) * strength * middle).argmax(), torch.arange(C, device=z.device)
+    likely, each = (z - (1 - few) * strength * mean_logits).argmax(), torch.arange(C, device=z.device)
     changed, watch = _watch(mean, recent - before, rest, images > 2 * RECENT, turn)
     newest = mean.recent_feature + (f - mean.recent_feature) / images.clamp_max(RECENT)
     keep = torch.where(changed, RECENT / images, 1)
-    keep = keep * (MEMORY / (keep * turns).clamp_min(1e-9)).clamp_max(1)
+    keep = keep * (MEMORY / (keep * effective).clamp_min(1e-9)).clamp_max(1)
     after = StreamMean(
         feature_sum=keep * torch.where(changed, images * newest, mean.feature_sum + f),
         recent_feature=newest,
@@ -177,7 +177,7 @@ def observe(
         last_answer=p,
         images=keep * images,
         power=keep * power,
-        effective_samples=keep * turns,
+        effective_samples=keep * effective,
         rise=keep * rise,
         span=keep * span,
         strength=strength,
@@ -194,13 +194,19 @@ def centred(logits: Tensor) -> Tensor:
 
 
 def _strength(
-    middle: Tensor, power: Tensor, turns: Tensor, rise: Tensor, span: Tensor, answers: Tensor, prior_weight: float
+    mean_logits: Tensor,
+    power: Tensor,
+    effective: Tensor,
+    rise: Tensor,
+    span: Tensor,
+    answers: Tensor,
+    prior_weight: float,
 ) -> tuple[Tensor, Tensor]:
-    """The strength w, and whether classes may be few; middle and answers `[C]`, the others `[]`."""
+    """The strength w, and whether classes may be few; mean_logits and answers `[C]`, the others `[]`."""
     classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
     few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, 1)
-    chance = 1 / (1 + turns) + prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
-    ratio = power / middle.square().mean().clamp_min(1e-12)
+    chance = 1 / (1 + effective) + prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
+    ratio = power / mean_logits.square().mean().clamp_min(1e-12)
     return (1 - ratio * chance).clamp_min(0), few
 
 

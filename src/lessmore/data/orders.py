@@ -203,7 +203,7 @@ _CHOICES: dict[str, Callable[[str], Choice]] = {"few": _few_classes, "camera": _
 
 def _nothing_more(name: str, rest: str) -> None:
     if rest:
-        raise ConfigError(f"the order {name} takes nothing more, not {rest!r}; write {name} alone")
+        raise ConfigError(f"the order {name} takes no argument, but has {rest!r}; write {name} alone")
 
 
 def _number(text: str, what: str, default: int) -> int:

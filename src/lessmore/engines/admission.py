@@ -84,12 +84,12 @@ class AdmissionOutcome(NamedTuple):
     """The first image that finds two entries in every class; larger than any index if there is none."""
 
 
-def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, near: list[float]) -> int:
+def leaving_slot(strategy: Strategy, entries: ClassEntries, key: float, id: int, near: list[float]) -> int:
     """The slot of a full class that a newcomer takes, by the rule of `reservoir.eviction_scores`.
 
     Args:
         strategy: How the leaving entry is chosen.
-        shelf: The entries of the class.
+        entries: The entries of the class.
         key: The newcomer's reliability H.
         id: Its place in the stream.
         near: Its cosines with the entries.
@@ -98,24 +98,24 @@ def leaving_slot(strategy: Strategy, shelf: ClassEntries, key: float, id: int, n
         The slot, or −1 if the newcomer itself has to leave.
     """
     if strategy == "fifo":
-        scores: list[float] = [-id, *(-i for i in shelf.ids)]
+        scores: list[float] = [-id, *(-i for i in entries.ids)]
     elif strategy == "uncertainty":
-        scores = [key, *shelf.keys]
+        scores = [key, *entries.keys]
     else:
-        sign = (1 if strategy == "diversity" else -1) / len(shelf.keys)
+        sign = (1 if strategy == "diversity" else -1) / len(entries.keys)
         scores = [key + sign * sum(near)]
-        for own, cosine, row in zip(shelf.keys, near, shelf.cosines, strict=True):
+        for own, cosine, row in zip(entries.keys, near, entries.cosines, strict=True):
             scores.append(own + sign * (cosine + sum(row)))
     return scores.index(max(scores)) - 1
 
 
 def admit_all(
-    shelves: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals
+    classes: Sequence[ClassEntries], M: int, strategy: Strategy, seen: int, images: Arrivals
 ) -> AdmissionOutcome:
     """Admit images one after another.
 
     Args:
-        shelves: The entries of every class; updated in place.
+        classes: The entries of every class; updated in place.
         M: Slots per class.
         strategy: How the leaving entry of a full class is chosen.
         seen: Images of the stream before these.
@@ -125,20 +125,20 @@ def admit_all(
         The images that were stored, and from which image on every class is ready.
     """
     stored: list[Stored] = []
-    lacking = sum(len(shelf.keys) < 2 for shelf in shelves)
+    lacking = sum(len(entries.keys) < 2 for entries in classes)
     all_ready = sys.maxsize if lacking else 0
     for i, (label, key, sound) in enumerate(zip(images.label, images.key, images.sound, strict=True)):
         if not sound:
             continue
-        shelf = shelves[label]
-        near = [0.0] * len(shelf.keys) if images.near is None else images.near[i, shelf.origin].tolist()
-        count = slot = len(shelf.keys)
+        entries = classes[label]
+        near = [0.0] * len(entries.keys) if images.near is None else images.near[i, entries.origin].tolist()
+        count = slot = len(entries.keys)
         if count == M:
-            slot = leaving_slot(strategy, shelf, key, seen + i, near)
+            slot = leaving_slot(strategy, entries, key, seen + i, near)
         if slot < 0:
             continue
-        shelf.put(slot, key, seen + i, near, M + i)
-        stored.append(Stored(i, label, slot, tuple(shelf.origin)))
+        entries.put(slot, key, seen + i, near, M + i)
+        stored.append(Stored(i, label, slot, tuple(entries.origin)))
         if slot == count == 1:
             lacking -= 1
             all_ready = all_ready if lacking else i + 1

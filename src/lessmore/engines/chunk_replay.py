@@ -123,7 +123,9 @@ def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptatio
     (C, M), P = state.ids.shape, len(chunk_inputs.label)
     near = None if chunk_inputs.near is None else chunk_inputs.near.cpu().numpy()
     newcomers = Arrivals(chunk_inputs.label.tolist(), chunk_inputs.key.tolist(), chunk_inputs.sound.tolist(), near)
-    stored, all_ready = admit_all(shelves(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers)
+    stored, all_ready = admit_all(
+        class_entries(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers
+    )
     table = np.zeros((P, 2 + M), dtype=np.int64)
     table[:, 0], table[:, 2:] = -1, C * M + P
     for image, label, slot, origins in stored:
@@ -133,7 +135,7 @@ def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptatio
     return Admissions(chunk_inputs.label, told[:, 0], told[:, 1], told[:, 2:], state.step.new_tensor(all_ready))
 
 
-def shelves(state: Reservoir, cosines: Tensor | None) -> list[ClassEntries]:
+def class_entries(state: Reservoir, cosines: Tensor | None) -> list[ClassEntries]:
     """The entries of every class in the form that `admission.admit_all` takes.
 
     Args:

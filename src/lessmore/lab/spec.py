@@ -78,21 +78,21 @@ class RunSpec:
         return own
 
 
-def grid_runs(wishes: Mapping[str, Any]) -> list[RunSpec]:
+def grid_runs(asked: Mapping[str, Any]) -> list[RunSpec]:
     """All runs of a grid. Every field of `AXES` may be a list; data set names may be groups or patterns.
 
     In a list of corruptions, `none` stands for no corruption.
     """
     known = [f.name for f in fields(RunSpec)]
-    for name in wishes:
+    for name in asked:
         if name not in known:
             raise ConfigError(unknown("setting", name, known))
-    axes = {name: _listed(wishes[name]) for name in AXES if name in wishes}
+    axes = {name: _listed(asked[name]) for name in AXES if name in asked}
     if "dataset" in axes:
         axes["dataset"] = expand_names(axes["dataset"])
     if "corruption" in axes:
         axes["corruption"] = [None if value == "none" else value for value in axes["corruption"]]
-    rest = {name: value for name, value in wishes.items() if name not in AXES}
+    rest = {name: value for name, value in asked.items() if name not in AXES}
     missing = [name for name in ("model", "dataset") if not axes.get(name)]
     if missing:
         raise ConfigError(f"there is no {missing[0]}; give at least one")

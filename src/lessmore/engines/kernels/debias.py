@@ -25,14 +25,14 @@ def _store(to, values, stride, c, here):
 
 @triton.jit
 def _strength(
-    mean, shares, power, turns, rise, span, C, few: tl.constexpr, many: tl.constexpr, doubt: tl.constexpr
+    mean, shares, power, effective, rise, span, C, few: tl.constexpr, many: tl.constexpr, prior_weight: tl.constexpr
 ):  # fmt: skip
     """The strength w, and whether classes may be few. mean; shares of the answers before: [CLASSES]. power: E[z²]."""
     ratio = power / tl.maximum(tl.sum(mean * mean, axis=0) / C, 1e-12)
     classes = tl.exp(-tl.sum(tl.where(shares > 0, shares * tl.log(tl.maximum(shares, 1e-37)), 0), axis=0))
     perhaps = tl.minimum(tl.maximum((many - rise / tl.maximum(span, 1e-9)) / (many - few), 0), 1)
-    lack = doubt * (1 + perhaps) * (1 - classes / C) / classes
-    return tl.maximum(1 - ratio * (1 / (1 + turns) + lack), 0), perhaps
+    lack = prior_weight * (1 + perhaps) * (1 - classes / C) / classes
+    return tl.maximum(1 - ratio * (1 / (1 + effective) + lack), 0), perhaps
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _scan(
     logits, images_features, real, bias, mean_logits, features, classes, scalars, next_features, next_classes,
     next_scalars, answers, trust, P, C, E, memory: tl.constexpr, few: tl.constexpr, many: tl.constexpr,
     often: tl.constexpr, lift: tl.constexpr, recently: tl.constexpr, slack: tl.constexpr, alarm: tl.constexpr,
-    past: tl.constexpr, half: tl.constexpr, grown: tl.constexpr, doubt: tl.constexpr, CLASSES: tl.constexpr,
+    past: tl.constexpr, half: tl.constexpr, grown: tl.constexpr, prior_weight: tl.constexpr, CLASSES: tl.constexpr,
     EMBED: tl.constexpr,
 ):  # fmt: skip
     c, e = tl.arange(0, CLASSES), tl.arange(0, EMBED)
@@ -69,9 +69,9 @@ def _scan(
     feature_sum = tl.load(features + e, mask=there, other=0)
     recent_feature = tl.load(features + E + e, mask=there, other=0)
     counts = tl.load(classes + c, mask=here, other=0)
-    tops = tl.load(classes + C + c, mask=here, other=0)
+    standouts = tl.load(classes + C + c, mask=here, other=0)
     last = tl.load(classes + 2 * C + c, mask=here, other=0)
-    seen, power, turns = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
+    seen, power, effective = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
     rise, span, strength = tl.load(scalars + 3), tl.load(scalars + 4), tl.load(scalars + 5)
     changes, evidence, x = tl.load(scalars + 6), tl.load(scalars + 7), tl.load(scalars + 8)
     squares, products, known = tl.load(scalars + 9), tl.load(scalars + 10), tl.load(scalars + 11)
@@ -98,7 +98,7 @@ def _scan(
             before = total / tl.maximum(seen, 1e-9)
             # Removed classes took their counts with them, so these may add up to less than the images.
             shares = counts / tl.maximum(tl.sum(counts, axis=0), 1e-9)
-            frequent = tops / tl.maximum(tl.sum(tops, axis=0), 1e-9)
+            frequent = standouts / tl.maximum(tl.sum(standouts, axis=0), 1e-9)
             rest, drift = z - before, recent - before
             # The class that stands out most from the mean before the image also does from the mean after it.
             high, top = tl.max(tl.where(here, rest, float("-inf")), axis=0, return_indices=True)
@@ -109,16 +109,16 @@ def _scan(
             feature_sum += feature
             seen += 1
             power += tl.sum(z * z, axis=0) / C
-            turns += turn
+            effective += turn
             mean = total / seen
-            strength, perhaps = _strength(mean, shares, power / seen, turns, rise, span, C, few, many, doubt)
+            strength, perhaps = _strength(mean, shares, power / seen, effective, rise, span, C, few, many, prior_weight)
             height = (rise + span) / (2 * seen)
             domain = mean - lift * height * (tl.maximum(frequent * C - often, 0) / C)
             lengths = tl.sqrt(tl.maximum(1 - 2 * strength * bias + strength * strength * mean_bias, 1e-12))
             answer = (z - strength * domain) / lengths
             likely = tl.argmax(tl.where(here, z - (1 - perhaps) * strength * mean, float("-inf")), axis=0)
             counts += tl.where(c == likely, 1, 0)
-            tops += tl.where(c == top, 1, 0)
+            standouts += tl.where(c == top, 1, 0)
             previous = x
             x = tl.sum(drift * rest, axis=0) / tl.maximum(tl.sqrt(tl.sum(drift * drift, axis=0)), 1e-9)
             x = tl.where(seen > 2 * recently, x, 0)
@@ -132,16 +132,16 @@ def _scan(
             total = tl.where(changed, seen * recent, total)
             feature_sum = tl.where(changed, seen * recent_feature, feature_sum)
             keep = tl.where(changed, recently / seen, 1)
-            keep *= tl.minimum(memory / tl.maximum(keep * turns, 1e-9), 1)
+            keep *= tl.minimum(memory / tl.maximum(keep * effective, 1e-9), 1)
             total, feature_sum = keep * total, keep * feature_sum
-            counts, tops, last = keep * counts, keep * tops, p
-            seen, power, turns, rise, span = keep * seen, keep * power, keep * turns, keep * rise, keep * span
+            counts, standouts, last = keep * counts, keep * standouts, p
+            seen, power, effective, rise, span = keep * seen, keep * power, keep * effective, keep * rise, keep * span
         tl.store(answers + i * C + c, answer, mask=here)
-        tl.store(trust + i * C + c, tops / (tops + half) * (turns / (turns + grown)), mask=here)
+        tl.store(trust + i * C + c, standouts / (standouts + half) * (effective / (effective + grown)), mask=here)
     tl.debug_barrier()  # the buffers before and after may be the same
     _store(next_features, (feature_sum, recent_feature), E, e, there)
-    _store(next_classes, (counts, tops, last), C, c, here)
-    _store(next_scalars, (seen, power, turns, rise, span, strength, changes), 1, 0, True)
+    _store(next_classes, (counts, standouts, last), C, c, here)
+    _store(next_scalars, (seen, power, effective, rise, span, strength, changes), 1, 0, True)
     _store(next_scalars + 7, (evidence, x, squares, products, known), 1, 0, True)
 
 
