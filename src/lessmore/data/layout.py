@@ -25,7 +25,7 @@ def descend(root: Path, relative: str) -> Path | None:
         names = [part] if (place / part).exists() else [n for n in _names(place) if n.casefold() == part.casefold()]
         if not names:
             return None
-        place = place / min(names)
+        place = place / min(names)  # the same choice on every file system
     return place
 
 

@@ -101,7 +101,7 @@ def _limited(labels: Indices, seen: Indices, limit: int | float | None, name: st
     classes = "" if kept == present else f"{kept:,} of {present:,} classes"
     if wanted == total:
         return np.flatnonzero(np.isin(labels, seen)), f"{total:,} images, {classes}" if classes else ""
-    generator = _generator("limit", name)
+    generator = _generator("limit", name)  # neither seed nor order, so that all runs keep the same images
     parts = [generator.permutation(np.flatnonzero(labels == c))[:share] for c, share in enumerate(shares)]
     note = f"stratified {wanted:,} of {total:,} images"
     return np.sort(np.concatenate(parts)), ", ".join(part for part in (note, classes) if part)

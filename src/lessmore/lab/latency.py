@@ -63,7 +63,7 @@ def interleaved(
     times: Times = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for i in range(warmup + rounds):
-        shuffle(order)
+        shuffle(order)  # in a fixed order each would always follow the same rival, and meet the caches it left
         for name in order:
             seconds = seconds_of(contenders[name], device)
             if i >= warmup:

@@ -82,6 +82,7 @@ def accuracies(right: Hits, plain: Hits) -> dict[str, Any]:
     if not n:
         return dict.fromkeys((*names, *intervals))
     counts = np.array([(right & plain).sum(), (right & ~plain).sum(), (~right & plain).sum(), (~right & ~plain).sum()])
+    # Columns: right, plain, gain; a row for each way the two can answer an image.
     kinds = np.array([[1, 1, 0], [1, 0, 1], [0, 1, -1], [0, 0, 0]])
     bounds = interval(resampled(kinds, counts, np.random.default_rng(0))).T
     return dict(zip((*names, *intervals), [*map(float, counts @ kinds / n), *bounds.tolist()], strict=True))

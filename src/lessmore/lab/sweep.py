@@ -101,7 +101,7 @@ def expand_grid(grids: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[st
     for spec in (spec for wishes in grids for spec in grid_runs(_typed(wishes))):
         if not any(all(getattr(spec, name) in values for name, values in entry.items()) for entry in left_out):
             _check(spec)
-            specs[repr(asdict(spec))] = spec
+            specs[repr(asdict(spec))] = spec  # options make a spec unhashable
     if not specs:
         raise ConfigError("the grid holds no run; exclude leaves nothing of it")
     return spread_apart(list(specs.values()))

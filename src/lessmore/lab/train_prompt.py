@@ -110,7 +110,7 @@ class PromptTraining:
     def _features(self, numbers: list[int], epoch: int) -> Tensor:
         """Features `[B, E]` of images. Crops follow from seed and epoch; whole images are encoded once."""
         if self.training.crops:
-            seed = self.training.seed * 100_003 + epoch
+            seed = self.training.seed * 100_003 + epoch  # a large prime keeps the epochs of two seeds apart
             return self._encode([make_views(self.vlm, self.dataset.image(i), seed, _CROP)[1] for i in numbers])
         for i in numbers:  # one by one: in a batch the others may change an image's last bits
             if i not in self.encoded:

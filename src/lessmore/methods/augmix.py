@@ -38,6 +38,7 @@ def _chain(images: Tensor, draw: torch.Generator) -> Tensor:
     B = len(images)
     depth = torch.randint(1, DEPTH + 1, (B,), generator=draw)
     for step in range(DEPTH):
+        # Drawn for every image even where its chain is shorter, so that no image shifts the numbers of another.
         chosen = torch.randint(len(OPERATIONS), (B,), generator=draw)
         amount = 0.1 + 0.9 * torch.rand(B, generator=draw, dtype=torch.float64)
         sign = 1 - 2 * torch.randint(2, (B,), generator=draw)
@@ -77,6 +78,7 @@ def equalize(x: Tensor, amount: Tensor, sign: Tensor) -> Tensor:
     flat = x.flatten(2).long()
     counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.long, device=x.device)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
+    # Integer steps, as Pillow computes them: the brightest level that occurs is not counted.
     last = counts.gather(2, flat.amax(dim=2, keepdim=True))
     step = (flat.shape[2] - last) // 255
     below = counts.cumsum(dim=2) - counts
@@ -175,6 +177,7 @@ def _affine(x: Tensor, entries: list[Tensor | float]) -> Tensor:
     centre = torch.arange(S, device=x.device, dtype=x.dtype) + 0.5
     here = torch.stack([centre.expand(S, S), centre[:, None].expand(S, S), torch.ones_like(centre).expand(S, S)], dim=2)
     source = torch.einsum("yxk,bjk->byxj", here, matrix)
+    # Padding with the border and blackening afterwards: padding with zeros would darken the edge by interpolation.
     inside = ((source >= 0) & (source < S)).all(dim=3).unsqueeze(1)
     taken = F.grid_sample(x, 2 * source / S - 1, mode="bilinear", padding_mode="border", align_corners=False)
     return torch.where(inside, taken.round(), 0.0)

@@ -82,6 +82,7 @@ def frame_prompts(vlm: VLM, classes: Sequence[str], words: str = WORDS) -> Promp
     Raises:
         ModelError: The tokenizer cuts the words off, or merges them with a class name.
     """
+    # The tokenizer is a black box: where these rows begin to differ tells where the words start and end.
     empty, alone, twice, *rows = vlm.tokenize(["", words, f"{words} {words}", *(f"{words} {c}." for c in classes)])
     first, end = _shared(empty, alone), _shared(alone, twice)
     if not first < end < len(alone) or any(_shared(alone, row) < end for row in rows):

@@ -40,7 +40,7 @@ class CoOpOptions:
             ) from error
         if self.sha256 not in ("", found):
             raise ConfigError(f"{self.context} is not the file of that sha256; give the right one, or no sha256")
-        object.__setattr__(self, "sha256", found)
+        object.__setattr__(self, "sha256", found)  # the dataclass is frozen
 
 
 def load_learned(setup: Setup, path: str, method: str) -> tuple[PromptFrame, dict[str, Tensor]]:

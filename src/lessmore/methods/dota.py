@@ -97,7 +97,7 @@ def update_gaussians_(state: DOTAState, feature: Tensor, p: Tensor) -> None:
     """
     weights, means, covariances = state
     shared = len(covariances) == 1
-    d = feature - means
+    d = feature - means  # from the means before the image, for the covariances too
     old, gain = (weights.sum().view(1), p.sum().view(1)) if shared else (weights, p)
     weighted = d * (p / (old + gain))[:, None]
     covariances.mul_((old / (old + gain))[:, None, None])

@@ -184,6 +184,7 @@ class ECALP(FeatureStream[ECALPState, ECALPOptions]):
         self._place_(state, place, feature, logits)
         near = (state.features @ feature[:, None])[:n]  # to the present image, its own similarity among them
         start = F.one_hot(state.labels[:n], len(logits)) * state.beliefs[:n, None]
+        # The row that is added belongs to the node to be answered, which starts without a label.
         labels = propagate(self._graph(state, near, place), F.pad(start, (0, 0, 0, 1)), own.rounds)
         values, state.labels[:n] = labels[:n].max(dim=1)
         state.beliefs[:n] = own.carry * values

@@ -66,7 +66,7 @@ def find_mode(features: Tensor, logits: Tensor, options: MTAOptions) -> tuple[Te
         return F.normalize((y * density(m)) @ features, dim=0)
 
     for _ in range(_ROUNDS):
-        near = density(mode)
+        near = density(mode)  # stays as it is while the weights settle, as published
         y = _settle(weigh, y)
         mode = _settle(shift, mode)
     return mode, y

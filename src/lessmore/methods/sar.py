@@ -91,6 +91,7 @@ class SAR(LowerTent):
         loss = uncertain[reliable].mean() if reliable.any() else None
         gradients = [] if loss is None else self.gradients(loss)
         with torch.no_grad():
+            # Copied back, because subtracting the step again would leave rounding errors in the weights.
             for weight, before in zip(weights, here, strict=True):
                 weight.copy_(before)
         return None if loss is None else loss.detach(), gradients

@@ -140,7 +140,7 @@ class Tent:
 
     def predict(self, pixels: Tensor) -> Outcome:
         """Answer one preprocessed image `[1, 3, H, W]` with the present weights, then adapt if the window is full."""
-        batch = torch.cat([pixels.to(self.waiting), self.waiting])
+        batch = torch.cat([pixels.to(self.waiting), self.waiting])  # newest first: row 0 is the one to answer
         if len(batch) < self.options.window:
             self.waiting = batch
             with torch.no_grad():

@@ -130,6 +130,7 @@ def random_crop(levels: Tensor, size: int, smallest: float, draw: torch.Generato
         smallest: Least fraction of the image's area that a crop covers.
         draw: Generator on the CPU, from which everything random comes.
     """
+    # Always the same count of numbers, so that a rejected try does not change the crops that follow.
     *tries, (flip, *_) = torch.rand(_TRIES + 1, 4, generator=draw, dtype=torch.float64).tolist()
     height, width = levels.shape[1:]
     y, x, h, w = _box(tries, height, width, smallest)

@@ -78,6 +78,7 @@ def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable]) 
     condensation = canonical_condensation(setup.preset.condensation)
     seen = (spec.dataset, spec.corruption or CLEAN, spec.order if ":" in spec.order else "", spec.precision)
     plain = Setup(tower, setup.text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
+    # A run pays for its encodings unless an earlier run made them, and for matched zero-shot in the same way.
     new = total if wants is None or (seen, condensation) not in encoded else total - encoding
     new += plain if (seen, PLAIN) not in encoded and (wants is None or condensation != PLAIN) else 0.0
     encoded |= {(seen, PLAIN), (seen, condensation)} if wants else {(seen, PLAIN)}

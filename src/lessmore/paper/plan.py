@@ -203,6 +203,7 @@ def finished_runs(folder: Path) -> dict[Hashable, Path]:
     Of several runs with the same request, the last one counts.
     """
     found: dict[Hashable, Path] = {}
+    # Oldest first, so that later runs replace earlier ones.
     for file in sorted(folder.glob("*/summary.json"), key=lambda file: file.stat().st_mtime_ns):
         try:
             asked = json.loads((file.parent / "spec.json").read_text(encoding="utf-8"))["spec"]

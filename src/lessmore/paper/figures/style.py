@@ -189,7 +189,7 @@ def add_caption(
     figure.set_size_inches(width, total)
     engine = figure.get_layout_engine()
     assert engine is not None
-    share = 1 - height / total
+    share = 1 - height / total  # of the taller figure, for legend and caption; the plots keep their size
     engine.set(rect=(0, share, 1, 1 - share))  # type: ignore[call-arg]
     if legend:
         place: dict[str, Any] = {
