@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lessmore import list_methods
 from lessmore.lab.weightless import BlankVLM, blank_method, blank_model, made_up_files
 from lessmore.methods import Method
+from lessmore.methods.registry import METHODS
 from lessmore.methods.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,18 +37,18 @@ def table(page: str, head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[:end]]
 
 
-METHODS = table("methods/README.md", "| method | name |")
+LISTED = table("methods/README.md", "| method | name |")
 
 
 def test_every_method_is_listed_and_has_a_page() -> None:
-    listed = [name.strip("`") for _, name, *_ in METHODS]
-    assert sorted(listed) == [name for name in list_methods() if not name.startswith("toy")]
-    for link, name, *_ in METHODS:
+    listed = [name.strip("`") for _, name, *_ in LISTED]
+    assert sorted(listed) == sorted(set(METHODS.names()) - set(METHODS.installed()))
+    for link, name, *_ in LISTED:
         page = DOCS / "methods" / link.split("(")[1].rstrip(")")
         assert page.read_text(encoding="utf-8").splitlines()[0].endswith(f"({name})"), page
 
 
-@pytest.mark.parametrize("row", METHODS, ids=[row[1].strip("`") for row in METHODS])
+@pytest.mark.parametrize("row", LISTED, ids=[row[1].strip("`") for row in LISTED])
 def test_the_list_states_facts_and_costs(row: list[str]) -> None:
     _, name, _, _, views, _, learns, cost = row
     method = counted(name.strip("`"), 100)
