@@ -233,6 +233,30 @@ class Adapter:
             self._answerer.restore(*before)
             raise StateError(f"{path} cannot be restored ({error}); start with reset()") from error
 
+    @property
+    def answerer(self) -> Answerer:
+        """The answer path of this stream; for a server, which decodes, encodes and journals on its own."""
+        return self._answerer
+
+    def pixels(self, image: Image) -> Tensor:
+        """What the method looks at, as `answerer.predict` takes it; the stream stays as it is.
+
+        Raises:
+            ImageError: The image cannot be read.
+        """
+        pixels = self._try_pixels(image)
+        if isinstance(pixels, ImageError):
+            raise pixels
+        return pixels
+
+    def prediction(self, answered: Answered) -> Prediction:
+        """An answer of the `answerer` as the prediction that people get."""
+        return self._prediction(answered, trace=False)
+
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must share with this adapter, as JSON."""
+        return self._identity()
+
     def _try_pixels(self, image: Image) -> Tensor | ImageError:
         """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
         try:

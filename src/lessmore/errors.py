@@ -22,6 +22,10 @@ class ImageError(LessmoreError, ValueError):
     """The image cannot be decoded or has the wrong shape, type or values."""
 
 
+class ImageSizeError(ImageError):
+    """The image has more bytes or pixels than are taken, or would take too much memory to decode."""
+
+
 class StateError(LessmoreError, ValueError):
     """A saved state does not belong to this model, class list or version."""
 

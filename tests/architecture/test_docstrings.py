@@ -28,6 +28,7 @@ ROOMS: tuple[str, ...] = (
     "prediction.py",
     "prompts.py",
     "registry.py",
+    "serve",
     "storage",
 )
 

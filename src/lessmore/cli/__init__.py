@@ -40,6 +40,7 @@ COMMANDS = (
     "build",
     "report",
     "reproduce",
+    "serve",
 )
 REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
     "command", "lessmore.commands", adopt=lambda module: lambda: module
@@ -48,7 +49,7 @@ REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
 for _name in COMMANDS:
     _home = f"{__name__}.{_name.replace('-', '_')}"
     REGISTRY.add(_name, partial(import_module, _home), source=_home)
-_COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report")
+_COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report", "serve")
 """Commands that run a model in this process; the others start processes, which limit their own threads."""
 EXAMPLES = """examples:
   lessmore demo

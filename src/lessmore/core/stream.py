@@ -53,6 +53,16 @@ class Delta(NamedTuple):
     token_mean: Tensor
     """After the sample, `[L, D]`."""
 
+    def named(self) -> dict[str, Tensor]:
+        """All tensors by the names of their fields."""
+        return {**self.placement._asdict(), **self.stream_mean._asdict(), "token_mean": self.token_mean}
+
+
+def delta_from_named(tensors: Mapping[str, Tensor]) -> Delta:
+    """The delta with the tensors of `Delta.named`."""
+    placement = Placement(*(tensors[name] for name in Placement._fields))
+    return Delta(placement, StreamMean(*(tensors[name] for name in StreamMean._fields)), tensors["token_mean"])
+
 
 def from_tensors(tensors: Sequence[Tensor]) -> StreamState:
     """The state with these tensors, in the order of `NAMES`."""

@@ -43,7 +43,8 @@ class TextTower(nn.Module):
         super().__init__()
         self.shape = shape
         D = shape.blocks.width
-        self.tokens = nn.Embedding(shape.vocab, D)
+        # Weights are always loaded; drawing random ones on the meta device would import torch's compiler, for a second.
+        self.tokens = nn.Embedding(shape.vocab, D, _weight=torch.zeros(shape.vocab, D))
         self.positions = nn.Parameter(torch.zeros(shape.context, D))
         self.blocks = nn.ModuleList(Block(shape.blocks) for _ in range(shape.blocks.depth))
         self.norm_post = nn.LayerNorm(D, eps=shape.blocks.eps)

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from lessmore.errors import ImageError
+from lessmore.errors import ImageError, ImageSizeError
 
 MAX_BYTES = 64 * 2**20
 """Bytes of the largest encoded image, counted while reading: neither a header nor the file system is trusted."""
@@ -49,10 +49,10 @@ def check_bytes(count: int, name: str) -> None:
         name: What to call it in the error.
 
     Raises:
-        ImageError: There are more than `MAX_BYTES`.
+        ImageSizeError: There are more than `MAX_BYTES`.
     """
     if count > MAX_BYTES:
-        raise ImageError(f"{name} is larger than {MAX_BYTES // 2**20} MB; make the image smaller first")
+        raise ImageSizeError(f"{name} is larger than {MAX_BYTES // 2**20} MB; make the image smaller first")
 
 
 def _check_kind(mode: int, name: str) -> None:

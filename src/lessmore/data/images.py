@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from lessmore.data.formats import FORMATS
 from lessmore.data.image_files import check_bytes, read_image_file
 from lessmore.data.screen import Demand, check_tags, demand, screen
-from lessmore.errors import ImageError
+from lessmore.errors import ImageError, ImageSizeError
 
 MAX_PIXELS = 50_000_000
 MAX_MEMORY = 290 * 10**6
@@ -113,7 +113,7 @@ def _check_memory(image: Image.Image, name: str, needed: Demand, orientation: in
     converted = stored if image.mode == "RGB" else stored + (5 if _is_deep(image) else 4)
     peak = image.width * image.height * max(stored + needed.per_pixel, turned, converted) + needed.fixed
     if peak > MAX_MEMORY:
-        raise ImageError(f"{name} would take {peak / 1e6:,.0f} MB to decode; make it smaller first")
+        raise ImageSizeError(f"{name} would take {peak / 1e6:,.0f} MB to decode; make it smaller first")
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -155,8 +155,8 @@ def check_size(width: int, height: int, name: str) -> None:
         raise _too_large(name)
 
 
-def _too_large(name: str) -> ImageError:
-    return ImageError(f"{name} has more than {MAX_PIXELS // 10**6} million pixels; make it smaller first")
+def _too_large(name: str) -> ImageSizeError:
+    return ImageSizeError(f"{name} has more than {MAX_PIXELS // 10**6} million pixels; make it smaller first")
 
 
 def _deep_pixels(image: Image.Image) -> NDArray[Any]:

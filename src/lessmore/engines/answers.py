@@ -139,6 +139,11 @@ class Answerer:
         with self._lock:
             self._health.refused += 1
 
+    def counts(self) -> Health:
+        """Counts since the start or the last reset alone."""
+        with self._lock:
+            return replace(self._health)
+
     def health(self) -> Health:
         """Counts since the start or the last reset, and how the memory and the stream mean stand."""
         with self._lock:

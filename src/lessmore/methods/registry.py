@@ -156,6 +156,17 @@ class FromViews(Protocol):
 
 
 @runtime_checkable
+class Replayable(Protocol):
+    """A method that says what an image did to its state, so that a journal of its stream stays small."""
+
+    def delta(self) -> dict[str, Tensor]:
+        """What the last image did; `redo` does it again, to the same bytes."""
+
+    def redo(self, delta: Mapping[str, Tensor]) -> None:
+        """Let an image in by its `delta`, on the state that stood before it."""
+
+
+@runtime_checkable
 class FollowsStream(Protocol):
     """A method that can debias its answers by the mean of its stream."""
 

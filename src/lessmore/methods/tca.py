@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lessmore.core import stream, stream_check
@@ -115,6 +116,7 @@ class TCA:
         depth = setup.vision.shape.blocks.depth
         self.weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, self.stream.reservoir.keys)
         self.operations = self.make_operations(stream.apply_)
+        self._last: Delta | None = None
 
     def make_operations(self, apply: Callable[[StreamState, Delta], StreamState]) -> Operations:
         """How this engine carries out the parts of a step; `apply` changes the state in place."""
@@ -127,6 +129,7 @@ class TCA:
     def answer(self, encoded: Encoded) -> Outcome:
         """Answer an encoded image and adapt; only where `wants` is not None."""
         answer, self.stream = decide(self.setup, encoded, self.stream, self.operations)
+        self._last = answer.delta
         return Outcome(
             logits=answer.logits,
             scores=probabilities(answer.corrected, self.setup.preset.adaptation.domain),
@@ -135,6 +138,18 @@ class TCA:
             steps=answer.steps,
             evidence=answer.debiased,
         )
+
+    def delta(self) -> dict[str, Tensor]:
+        """What the last image did to the state; of tokens that were not stored, nothing is kept."""
+        assert self._last is not None, "no image was answered yet"
+        delta = self._last.named()
+        return delta if int(delta["slot"]) >= 0 else {**delta, "tokens": delta["tokens"][:0]}
+
+    def redo(self, delta: Mapping[str, Tensor]) -> None:
+        """Let an image in by its `delta`."""
+        own = self.stream.reservoir.anchors[0, 0]
+        tokens = delta["tokens"] if len(delta["tokens"]) else torch.zeros_like(own)
+        self.stream = self.operations.apply(self.stream, stream.delta_from_named({**delta, "tokens": tokens}))
 
     def reset(self) -> None:
         """Forget the stream; the state's tensors keep their addresses."""

@@ -1,0 +1,127 @@
+"""The application: routes, errors with their bodies, and what every request passes first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from html import escape
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+import lessmore
+from lessmore.errors import LessmoreError
+from lessmore.serve.api import Reader, Serving
+from lessmore.serve.auth import Key
+from lessmore.serve.errors import RequestError, UnavailableError, status_of
+from lessmore.serve.guard import AccessLog, BodyError, BodyGuard, error_response
+from lessmore.serve.hub import hub_routes
+from lessmore.serve.schemas import Alive, ErrorBody
+from lessmore.serve.service import Service
+from lessmore.serve.v1 import stream_routes
+
+_LOG = logging.getLogger("lessmore.serve")
+_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_REMEDIES = {404: "see /docs for the addresses there are", 405: "see /docs for the methods of this address"}
+
+
+_server_routes = APIRouter(tags=["server"])
+
+
+@_server_routes.get("/healthz")
+async def healthz() -> Alive:
+    """Whether the process answers."""
+    return Alive(status="ok")
+
+
+@_server_routes.get("/readyz")
+async def readyz(service: Serving) -> Alive:
+    """Whether a forward pass of the model is good, and the server takes images."""
+    if not await service.ready():
+        raise UnavailableError("the model is not ready", "wait until /readyz answers 200", 1)
+    return Alive(status="ready")
+
+
+@_server_routes.get("/metrics", response_class=PlainTextResponse)
+async def metrics(service: Serving, _: Reader) -> Response:
+    """Figures in Prometheus' text format."""
+    return Response(await service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@_server_routes.get("/", include_in_schema=False)
+async def status_page(service: Serving) -> HTMLResponse:
+    """What the server is doing; it names no stream, for everybody may see it."""
+    facts = {
+        "model": service.vlm.name,
+        "version": lessmore.__version__,
+        "streams in memory": len(service.streams.resident),
+        "images waiting": service.scheduler.waiting,
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+    return HTMLResponse(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>lessmore</title>"
+        f"<h1>lessmore</h1><dl>{rows}</dl><p><a href=/docs>Addresses</a>"
+    )
+
+
+def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
+    """The application of one server.
+
+    Args:
+        service: What it serves.
+        keys: Who may use it; where there are none, anyone on this machine.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.drain()
+        await service.close()
+
+    app = FastAPI(
+        title="lessmore",
+        description="Zero-shot image classification that adapts to each stream of images.",
+        version=lessmore.__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        responses={"default": {"model": ErrorBody, "description": "What went wrong, and what to do about it."}},
+    )
+    _add_errors(app, service)
+    app.state.service, app.state.keys = service, list(keys)
+    for routes in (stream_routes, hub_routes, _server_routes):
+        app.include_router(routes)
+    app.add_middleware(BodyGuard, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(AccessLog, metrics=service.metrics)
+    return app
+
+
+def _add_errors(app: FastAPI, service: Service) -> None:
+    def told(error: Exception) -> Response:
+        service.metrics.errors.labels(status_of(error)[1]).inc()
+        return error_response(error)
+
+    @app.exception_handler(LessmoreError)
+    async def typed(_: Request, error: Exception) -> Response:
+        return told(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = " ".join(str(part) for part in first["loc"] if part != "body")[:200]
+        wrong = f"{where or 'the body'}: {first['msg']}".encode("ascii", "replace").decode()
+        return told(RequestError(wrong, "see /docs for what is taken"))
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if isinstance(error, BodyError):
+            return told(error.error)
+        kind = _TYPES.get(error.status_code, "bad_request")
+        service.metrics.errors.labels(kind).inc()
+        detail = {"type": kind, "message": str(error.detail), "remedy": _REMEDIES.get(error.status_code, "see /docs")}
+        return JSONResponse({"error": detail}, error.status_code, error.headers)

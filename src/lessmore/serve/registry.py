@@ -1,0 +1,144 @@
+"""The list of streams and whose they are: one table, in SQLite or in any database that SQLAlchemy knows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Column, Float, MetaData, String, Table, Text, create_engine, delete, event, func, insert, select
+from sqlalchemy import update as update_rows
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from lessmore.errors import ConfigError
+from lessmore.serve.errors import UnavailableError
+from lessmore.serve.settings import without_password
+
+_META = MetaData()
+_STREAMS = Table(
+    "lessmore_streams",
+    _META,
+    Column("id", String(32), primary_key=True),
+    Column("owner", String(100), nullable=False, index=True),
+    Column("name", String(200)),
+    Column("config", Text, nullable=False),
+    Column("created", Float, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """One stream, as the registry knows it."""
+
+    id: str
+    owner: str
+    """Name of the key that made it; empty where there are no keys."""
+    name: str | None
+    config: dict[str, Any]
+    """Arguments of `lessmore.adapt`."""
+    created: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+
+
+class StreamRegistry:
+    """Threads may share it."""
+
+    def __init__(self, url: str, fsync: bool) -> None:
+        self._engine = _connected(url, fsync)
+
+    def add(self, row: StreamRow) -> None:
+        """Write a new stream down."""
+        with self._reached() as connection:
+            connection.execute(insert(_STREAMS).values(**{**vars(row), "config": json.dumps(row.config)}))
+
+    def find(self, stream: str) -> StreamRow | None:
+        """The stream with an id."""
+        with self._reached() as connection:
+            found = connection.execute(select(_STREAMS).where(_STREAMS.c.id == stream)).mappings().first()
+        return None if found is None else _row(found)
+
+    def page(self, owner: str | None, after: str, limit: int) -> list[StreamRow]:
+        """Streams in the order of their ids.
+
+        Args:
+            owner: Only those of one key; None means all.
+            after: The last id of the page before.
+            limit: Streams at most.
+        """
+        wanted = select(_STREAMS).where(_STREAMS.c.id > after).order_by(_STREAMS.c.id).limit(limit)
+        if owner is not None:
+            wanted = wanted.where(_STREAMS.c.owner == owner)
+        with self._reached() as connection:
+            return [_row(found) for found in connection.execute(wanted).mappings()]
+
+    def count(self) -> int:
+        """How many streams there are."""
+        with self._reached() as connection:
+            return int(connection.execute(select(func.count()).select_from(_STREAMS)).scalar_one())
+
+    def configure(self, stream: str, config: dict[str, Any]) -> None:
+        """Write down other settings of a stream.
+
+        Args:
+            stream: Its id.
+            config: Arguments of `lessmore.adapt`.
+        """
+        with self._reached() as connection:
+            connection.execute(update_rows(_STREAMS).where(_STREAMS.c.id == stream).values(config=json.dumps(config)))
+
+    def remove(self, stream: str) -> None:
+        """Strike a stream off the list."""
+        with self._reached() as connection:
+            connection.execute(delete(_STREAMS).where(_STREAMS.c.id == stream))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _reached(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise UnavailableError(
+                f"the registry cannot be reached ({_short(error)})", "bring the database back, then try again", 5
+            ) from error
+
+
+def _connected(url: str, fsync: bool) -> Engine:
+    try:
+        engine = create_engine(url, pool_pre_ping=True)
+        if engine.dialect.name == "sqlite":
+            _set_up_sqlite(engine, "FULL" if fsync else "NORMAL")
+        _META.create_all(engine)
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        raise ConfigError(
+            f"{without_password(url)} is no database this server knows ({_short(error)}); "
+            "give an SQLAlchemy URL such as sqlite:////var/lib/lessmore/registry.db, and install its driver"
+        ) from error
+    except SQLAlchemyError as error:
+        raise ConfigError(
+            f"the database {without_password(url)} cannot be used ({_short(error)}); start it, or give another --db"
+        ) from error
+    return engine
+
+
+def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: object) -> None:
+        for setting in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=5000"):
+            connection.execute(f"PRAGMA {setting}")
+
+
+def _row(found: Any) -> StreamRow:
+    return StreamRow(**{**found, "config": json.loads(found["config"])})
+
+
+def _short(error: Exception) -> str:
+    text = str(getattr(error, "orig", None) or error)
+    return " ".join(text.split())[:200]

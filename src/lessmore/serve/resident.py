@@ -1,0 +1,218 @@
+"""One stream in memory: its adapter, its place in the sequence, and how both are written down and brought back.
+
+Every change of a stream has a number. An answered or refused image is a record of the journal with what it did to the
+state. Everything else, such as a reset, is a snapshot under the next number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lessmore.adapter import Adapter
+from lessmore.engines.answers import Health
+from lessmore.errors import StateError
+from lessmore.methods import Method, Replayable
+from lessmore.methods.saved import forms_of, problem_of
+from lessmore.serve.journal import Record, pack_record, read_records
+from lessmore.serve.store import StateStore
+from lessmore.storage.sealed import read_facts
+from lessmore.storage.state import SCHEMA as STATE_SCHEMA
+from lessmore.storage.state import read_counts, read_state, write_state
+
+SCHEMA = "lessmore.journal/1"
+REMEMBERED = 1000
+"""Images whose `Idempotency-Key` is remembered."""
+
+Answer = dict[str, Any]
+"""The body of an answer, as JSON."""
+
+
+@dataclass
+class Place:
+    """Where a stream stands; a snapshot holds it beside the state."""
+
+    number: int = 0
+    """Changes of the stream so far."""
+    seq: int = 0
+    """Images answered since the stream was made; a reset does not set it back."""
+    last: Answer | None = None
+    """The last answer."""
+    keys: OrderedDict[str, Answer] = field(default_factory=OrderedDict)
+    """Answers by the keys of their requests."""
+
+    def remember(self, key: str | None, answer: Answer) -> None:
+        """Take over an answer; keys of images that are long past are dropped.
+
+        Args:
+            key: The key of its request, where it has one.
+            answer: The answer.
+        """
+        self.seq, self.last = answer["seq"], answer
+        if key is not None:
+            self.keys[key] = answer
+        while self.keys and next(iter(self.keys.values()))["seq"] <= self.seq - REMEMBERED:
+            self.keys.popitem(last=False)
+
+
+class Resident:
+    """A stream in memory; only one thread may use it."""
+
+    def __init__(
+        self, stream: str, config: Mapping[str, Any], adapter: Adapter, store: StateStore, durable: bool
+    ) -> None:
+        """config: arguments of `lessmore.adapt`. durable: whether every image is written to the journal."""
+        self.stream, self.adapter = stream, adapter
+        self.config = dict(config)
+        self.place = Place()
+        self.waiting = 0
+        """Records in the journal that no snapshot holds; without a journal, images that none does."""
+        self._store, self._durable = store, durable
+        self._before: dict[str, Tensor] = {}
+        self._begun = False
+        self.bytes = 2 * sum(tensor.nbytes for tensor in self.method.state().values())
+        """Memory that the stream takes, by our estimate: the state, and as much again for what is derived from it."""
+
+    @property
+    def method(self) -> Method:
+        """What adapts."""
+        return self.adapter.answerer.method
+
+    def identity(self) -> str:
+        """A digest of what a journal must share with this stream."""
+        return hashlib.sha256(json.dumps(self.adapter.identity(), sort_keys=True).encode()).hexdigest()
+
+    def record(self, answer: Answer | None, key: str | None = None, adapted: bool = True) -> bytes:
+        """Take over an image, and say what the journal has to hold of it.
+
+        Args:
+            answer: The answer; None where there is none because the image was refused.
+            key: The request's `Idempotency-Key`.
+            adapted: Whether the method saw the image.
+
+        Returns:
+            The record, or nothing where no journal is kept.
+        """
+        self.place.number += 1
+        self.waiting += 1
+        if answer is not None:
+            self.place.remember(key, answer)
+        if not self._durable:
+            return b""
+        counts = self.adapter.answerer.counts()
+        tensors = self._changes() if adapted else {}
+        facts = {"number": self.place.number, "answer": answer, "key": key, "health": asdict(counts)}
+        head = b"" if self._begun else pack_record({"schema": SCHEMA, "identity": self.identity()}, {})
+        self._begun = True
+        return head + pack_record(facts, tensors)
+
+    def _changes(self) -> dict[str, Tensor]:
+        """What the last image did to the state: the method's delta, or else the tensors that changed."""
+        if isinstance(self.method, Replayable):
+            return self.method.delta()
+        now = self.method.state()
+        changed = {name: tensor for name, tensor in now.items() if not _same(tensor, self._before.get(name))}
+        self._before = now
+        return changed
+
+    def save(self) -> None:
+        """Write a snapshot; the journal starts again after it."""
+        self._store.replace(self.stream, self._write)
+        self.waiting, self._begun = 0, False
+
+    def changed(self) -> None:
+        """Count a change that no record tells of, and write it down as a snapshot."""
+        self.place.number += 1
+        self._before = {} if isinstance(self.method, Replayable) else self.method.state()
+        self.save()
+
+    def _write(self, path: Path) -> None:
+        tensors, health = self.adapter.answerer.state()
+        place = {**asdict(self.place), "keys": list(self.place.keys.items())}
+        facts = {"health": asdict(health), "place": place, "config": self.config}
+        write_state(path, tensors, self.adapter.identity(), facts)
+
+    def load(self) -> None:
+        """Bring back what is stored: the snapshot, then the journal after it.
+
+        Raises:
+            StateError: Either is damaged, or belongs to another model or other settings.
+        """
+        if (path := self._store.snapshot(self.stream)) is not None:
+            self._load_snapshot(path)
+        data = self._store.journal(self.stream)
+        records, length = read_records(data, f"the journal of stream {self.stream}")
+        new = [one for one in records if one.facts.get("number", 0) > self.place.number]
+        if records and new and records[0].facts != {"schema": SCHEMA, "identity": self.identity()}:
+            raise StateError(
+                f"the journal of stream {self.stream} was written with another model, class list, setting or version; "
+                "start the server as it was, or reset the stream"
+            )
+        for record in new:
+            self._redo(record)
+        self._before = {} if isinstance(self.method, Replayable) else self.method.state()
+        self._begun, self.waiting = bool(new), len(new)
+        self._store.cut(self.stream, length if new else 0)
+
+    def _load_snapshot(self, path: Path) -> None:
+        name = self.adapter.method_name
+        tensors, facts = read_state(path, self.adapter.identity(), forms_of(self.method), problem_of(name))
+        self.adapter.answerer.restore(tensors, read_counts(Health, facts.get("health"), path))
+        try:
+            place = facts["place"]
+            self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{path} does not say where the stream stands; reset the stream") from error
+
+    def _redo(self, record: Record) -> None:
+        """Let an image of the journal in again."""
+        facts, answerer = record.facts, self.adapter.answerer
+        if facts["number"] != self.place.number + 1:
+            raise StateError(
+                f"the journal of stream {self.stream} lacks change {self.place.number + 1}; "
+                "put back a copy of the store, or reset the stream"
+            )
+        aside = answerer.counts().set_aside
+        try:
+            counts = read_counts(Health, facts["health"], "the journal")
+            self._apply({name: tensor.to(self.adapter.vlm.device) for name, tensor in record.tensors.items()})
+            if counts.set_aside > aside:
+                self.method.reset()
+            answerer.restore(self.method.state(), counts)
+            self.place.number += 1
+            if facts["answer"] is not None:
+                self.place.remember(facts["key"], facts["answer"])
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise StateError(
+                f"the journal of stream {self.stream} makes no sense at change {facts['number']} ({error}); "
+                "put back a copy of the store, or reset the stream"
+            ) from error
+
+    def _apply(self, tensors: Mapping[str, Tensor]) -> None:
+        if isinstance(self.method, Replayable):
+            if tensors:
+                self.method.redo(tensors)
+        else:
+            self.method.restore({**self.method.state(), **tensors})
+
+
+def stored_config(path: Path | None) -> dict[str, Any] | None:
+    """The settings that a snapshot was written with, which may be newer than the registry's; not yet checked."""
+    facts = {} if path is None else read_facts(path, STATE_SCHEMA).get("facts")
+    config = facts.get("config") if isinstance(facts, dict) else None
+    return config if isinstance(config, dict) else None
+
+
+def _same(new: Tensor, old: Tensor | None) -> bool:
+    """Whether two tensors have the same bytes, NaN included."""
+    if old is None or new.shape != old.shape:
+        return False
+    return torch.equal(new.reshape(-1).view(torch.uint8), old.reshape(-1).view(torch.uint8))

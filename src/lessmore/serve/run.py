@@ -1,0 +1,149 @@
+"""A server as a process: what it starts with, what it logs, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from lessmore.errors import ConfigError
+from lessmore.models.devices import choose_device
+from lessmore.models.load import load
+from lessmore.serve.app import make_app
+from lessmore.serve.auth import read_keys
+from lessmore.serve.registry import StreamRegistry
+from lessmore.serve.service import Service
+from lessmore.serve.settings import ServerSettings
+from lessmore.serve.store import FolderStore
+
+_LOG = logging.getLogger("lessmore.serve")
+STOPPED_AT_ONCE = 130
+
+
+class JsonLines(logging.Formatter):
+    """Log lines as JSON objects."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        facts: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(facts)
+
+
+def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str], None]) -> int:
+    """Run a server until it is told to stop.
+
+    Args:
+        settings: All settings.
+        classes: The class list of streams that bring none.
+        announce: Called with the server's address once it listens.
+
+    Returns:
+        An exit code.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        ModelError: The model cannot be read.
+    """
+    _set_up_logs(settings)
+    if settings.engine not in ("auto", "cpu", "eager"):
+        raise ConfigError(f"engine {settings.engine!r} is not for many streams; take auto, cpu or eager")
+    keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
+    device = choose_device(settings.device)
+    engine = "eager" if settings.engine == "auto" and device.type == "cuda" else settings.engine
+    settings = replace(settings, engine=engine)
+    with ExitStack() as stack:
+        listener = _listen(settings)
+        stack.callback(listener.close)
+        place = settings.store_place()
+        if settings.durability == "none":
+            place = tempfile.mkdtemp(prefix="lessmore-serve-")
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+        store = FolderStore(Path(place), settings.fsync)
+        stack.callback(store.close)
+        registry = StreamRegistry(settings.db or f"sqlite:///{Path(place).absolute()}/registry.db", settings.fsync)
+        stack.callback(registry.close)
+        vlm = load(settings.model).to(device)
+        service = Service(vlm, classes, settings, registry, store)
+        host, port = listener.getsockname()[:2]
+        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
+        asyncio.run(_Server(make_app(service, keys), service).serve(sockets=[listener]))
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """A server that answers what it has accepted before it stops."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        config = uvicorn.Config(app, lifespan="on", ws="none", log_config=None, access_log=False, server_header=False)
+        config.timeout_graceful_shutdown, config.timeout_keep_alive = 5, 30
+        super().__init__(config)
+        self._service = service
+        self._stopping: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal stops acceptance; a second one ends the process, which the journal makes safe.
+
+        Args:
+            sig: The signal.
+            frame: Where it came; not looked at.
+        """
+        if self._service.stopping:
+            os._exit(STOPPED_AT_ONCE)
+        self._service.stopping = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._stop, signal.Signals(sig).name)
+
+    def _stop(self, name: str) -> None:
+        _LOG.info("stop", extra={"facts": {"signal": name, "waiting": self._service.scheduler.waiting}})
+        self._stopping = asyncio.create_task(self._drained())
+
+    async def _drained(self) -> None:
+        await self._service.drain()
+        self.should_exit = True
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); give another --port, or 0 for any"
+        ) from error
+    return listener
+
+
+def _set_up_logs(settings: ServerSettings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("lessmore.serve", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO if settings.log == "json" and name != "uvicorn" else logging.WARNING)

@@ -1,0 +1,148 @@
+"""The bodies that the server takes, checked before anything looks at them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+ID = r"^[a-z0-9][a-z0-9_-]{0,31}$"
+"""What a stream's id looks like."""
+
+
+def _printable(text: str) -> str:
+    if not text.strip() or any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in text):
+        raise ValueError("must have letters, and no control characters")
+    return text
+
+
+ClassName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Template = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_printable)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class NewStream(_Body):
+    """A stream to be made; what is left out is the server's own."""
+
+    id: Annotated[str, Field(pattern=ID)] | None = None
+    """Its id; one is drawn where there is none."""
+    name: Annotated[str, Field(max_length=200), AfterValidator(_printable)] | None = None
+    classes: Annotated[list[ClassName], Field(min_length=1, max_length=10_000)] | None = None
+    templates: Template | Annotated[list[Template], Field(min_length=1, max_length=100)] = "photo"
+    preset: Annotated[str, Field(max_length=100)] = "default"
+    R: Annotated[float, Field(gt=0, le=1)] | None = None
+    method: Annotated[str, Field(max_length=100)] = "tca"
+
+
+class ClassListChange(_Body):
+    """A change of a stream's class list, in this order."""
+
+    rename: Annotated[dict[ClassName, ClassName], Field(max_length=10_000)] = {}
+    """New names by present ones."""
+    remove: Annotated[list[ClassName], Field(max_length=10_000)] = []
+    add: Annotated[list[ClassName], Field(max_length=10_000)] = []
+
+
+class ForkedStream(_Body):
+    """The stream that a fork becomes."""
+
+    id: Annotated[str, Field(pattern=ID)] | None = None
+    name: Annotated[str, Field(max_length=200), AfterValidator(_printable)] | None = None
+
+
+class HubParameters(_Body):
+    """Parameters as Hugging Face's inference clients send them."""
+
+    candidate_labels: Annotated[list[ClassName], Field(min_length=1, max_length=10_000)]
+    hypothesis_template: Template | None = None
+    stream: Annotated[str, Field(pattern=ID)] | None = None
+
+
+class HubRequest(_Body):
+    """A zero-shot image classification as Hugging Face's inference clients send it."""
+
+    inputs: str
+    """The image in base64."""
+    parameters: HubParameters
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+    remedy: str
+
+
+class ErrorBody(BaseModel):
+    """Body of every error."""
+
+    error: ErrorDetail
+
+
+class ClassScore(BaseModel):
+    """Probability of one class."""
+
+    label: str
+    score: float
+    zero_shot_score: float
+
+
+class ImageAnswer(BaseModel):
+    """The answer for one image."""
+
+    stream: str
+    seq: int
+    label: str
+    index: int
+    score: float
+    zero_shot_label: str
+    changed: bool
+    refused: bool
+    entropy: float
+    domain_changes: int
+    top: list[ClassScore]
+    ms: float | None = None
+    """Time from the request's last byte to the answer; only in the answer itself."""
+
+
+class ImageAnswers(BaseModel):
+    """Answers for several images, in their order; one without an answer has its error in its place."""
+
+    answers: list[ImageAnswer | ErrorBody]
+
+
+class StreamSummary(BaseModel):
+    """A stream, as the list has it."""
+
+    id: str
+    name: str | None
+    owner: str
+    created: float
+    resident: bool
+
+
+class StreamList(BaseModel):
+    """A page of the list."""
+
+    streams: list[StreamSummary]
+    next: str | None
+    """The id to give as `after` for the next page; None where this is the last."""
+
+
+class StreamStatus(StreamSummary):
+    """A stream, and how it is doing."""
+
+    config: dict[str, Any]
+    health: dict[str, float]
+    seq: int
+    last: ImageAnswer | None
+
+
+class Alive(BaseModel):
+    """The state of the server."""
+
+    status: Literal["ok", "ready"]

@@ -1,0 +1,295 @@
+"""The streams of one server: those in memory, the least recently used of which leave it, and those that come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lessmore.adapter import Adapter, adapt
+from lessmore.engines.answered import Answered
+from lessmore.errors import ConfigError, ImageError, LessmoreError, NonFiniteError, StateError
+from lessmore.methods import FollowsStream
+from lessmore.models.vlm import VLM
+from lessmore.serve.errors import DamagedStreamError, RequestError, UnavailableError, UnknownStreamError
+from lessmore.serve.metrics import Metrics
+from lessmore.serve.registry import StreamRegistry
+from lessmore.serve.resident import Answer, Resident, stored_config
+from lessmore.serve.settings import ServerSettings
+from lessmore.serve.store import StateStore
+from lessmore.serve.turn import take_turn
+
+_LOG = logging.getLogger("lessmore.serve")
+TEMPLATES = 32
+"""Class lists whose embeddings are kept in memory."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """An image of a stream, decoded or not decodable."""
+
+    stream: str
+    pixels: Tensor | ImageError
+    key: str | None = None
+    top: int = 5
+
+
+class Streams:
+    """Only one thread may use it, the one that computes."""
+
+    def __init__(
+        self, vlm: VLM, settings: ServerSettings, registry: StreamRegistry, store: StateStore, metrics: Metrics
+    ) -> None:
+        self.vlm, self.settings, self.registry, self.store, self.metrics = vlm, settings, registry, store, metrics
+        self.resident: OrderedDict[str, Resident] = OrderedDict()
+        self._templates: OrderedDict[str, Adapter] = OrderedDict()
+
+    def template(self, config: Mapping[str, Any]) -> Adapter:
+        """An adapter with these settings that has seen nothing; streams are forks of it.
+
+        Raises:
+            ConfigError: The settings cannot be used.
+        """
+        key = json.dumps(config, sort_keys=True)
+        if key not in self._templates:
+            self._templates[key] = adapt(self.vlm, engine=self.settings.engine, **config)
+        self._templates.move_to_end(key)
+        while len(self._templates) > TEMPLATES:
+            self._templates.popitem(last=False)
+        return self._templates[key]
+
+    def get(self, stream: str) -> Resident:
+        """A stream, brought into memory if need be.
+
+        Raises:
+            UnknownStreamError: There is none.
+            DamagedStreamError: What is stored of it cannot be used.
+        """
+        if stream in self.resident:
+            self.resident.move_to_end(stream)
+            return self.resident[stream]
+        with self.metrics.load.time():
+            try:
+                found = self._empty(stream)
+                found.load()
+            except (StateError, ConfigError) as error:
+                message, _, remedy = str(error).rpartition("; ")
+                raise DamagedStreamError(message, remedy) from error
+        self.resident[stream] = found
+        return found
+
+    def _empty(self, stream: str) -> Resident:
+        row = self.registry.find(stream)
+        if row is None:
+            raise UnknownStreamError(f"there is no stream {stream}", "create one with POST /v1/streams")
+        config = stored_config(self.store.snapshot(stream)) or row.config
+        return self.begun(stream, config, self.template(config).fork())
+
+    def begun(self, stream: str, config: Mapping[str, Any], adapter: Adapter) -> Resident:
+        """A stream of which nothing is written yet.
+
+        Args:
+            stream: Its id.
+            config: Arguments of `lessmore.adapt`.
+            adapter: One of its own, made with them.
+        """
+        return Resident(stream, config, adapter, self.store, self.settings.durability == "journal")
+
+    def answer(self, looks: Sequence[Look]) -> list[Answer | LessmoreError]:
+        """Answer one image of each of several streams; what was learned is written down before this returns."""
+        try:
+            return self._answer(looks)
+        except Exception:  # of torch, say, that has no memory left; states may be half changed
+            _LOG.exception("a batch failed")
+            for look in looks:
+                self.resident.pop(look.stream, None)
+            return [UnavailableError("the model failed", "send the image again; see the server's log", 5)] * len(looks)
+
+    def _answer(self, looks: Sequence[Look]) -> list[Answer | LessmoreError]:
+        answers: list[Answer | LessmoreError | None] = [None] * len(looks)
+        turn: list[tuple[int, Resident, Tensor]] = []
+        for i, look in enumerate(looks):
+            try:
+                resident = self.get(look.stream)
+                if look.key is not None and look.key in resident.place.keys:
+                    answers[i] = resident.place.keys[look.key]
+                elif isinstance(look.pixels, ImageError):
+                    resident.adapter.answerer.refuse()
+                    answers[i] = self._keep(resident, look.pixels, None, adapted=False)
+                else:
+                    turn.append((i, resident, look.pixels))
+            except LessmoreError as error:
+                answers[i] = error
+        with self.metrics.compute.time():
+            images = [(resident.adapter.answerer, pixels) for _, resident, pixels in turn]
+            answered = take_turn(images, together=self.settings.max_batch > 1) if turn else []
+        for (i, resident, _), one in zip(turn, answered, strict=True):
+            answers[i] = self._settle(resident, one, looks[i])
+        self.trim()
+        return [one if one is not None else UnavailableError("no answer", "send it again") for one in answers]
+
+    def _settle(self, resident: Resident, answered: Answered | NonFiniteError, look: Look) -> Answer | LessmoreError:
+        if isinstance(answered, NonFiniteError):
+            return self._keep(resident, answered, None)
+        answer = answer_body(resident, answered, look.top)
+        self.metrics.images.inc()
+        self.metrics.changed.inc(answered.changed)
+        self.metrics.refused.inc(answered.refused)
+        before = resident.place.last["domain_changes"] if resident.place.last else 0
+        self.metrics.domain_changes.inc(max(0, answer["domain_changes"] - before))
+        return self._keep(resident, answer, look.key)
+
+    def _keep(
+        self, resident: Resident, answer: Answer | LessmoreError, key: str | None, adapted: bool = True
+    ) -> Answer | LessmoreError:
+        """Write an image down; if that fails, the stream goes back to what is stored."""
+        try:
+            with self.metrics.journal.time():
+                record = resident.record(answer if isinstance(answer, dict) else None, key, adapted)
+                if record:
+                    self.store.append(resident.stream, record)
+            self.metrics.journal_bytes.inc(len(record))
+            if resident.waiting >= self.settings.snapshot_every and self.settings.durability != "none":
+                self._snapshot(resident)
+        except LessmoreError as error:
+            self.resident.pop(resident.stream, None)
+            return error
+        return answer
+
+    def _snapshot(self, resident: Resident) -> None:
+        """Write a snapshot; if a journal holds all of it anyway, it may fail."""
+        try:
+            resident.save()
+            self.metrics.snapshots.inc()
+        except LessmoreError:
+            if self.settings.durability != "journal":
+                raise
+
+    def change(self, stream: str, change: Callable[[Resident], Any]) -> Any:
+        """Change a stream in another way than by an image, and write it down.
+
+        Args:
+            stream: Its id.
+            change: Changes it.
+
+        Returns:
+            What `change` returns.
+        """
+        resident = self.get(stream)
+        try:
+            result = change(resident)
+            resident.changed()
+        except LessmoreError:
+            self.resident.pop(stream, None)
+            raise
+        return result
+
+    def relist(self, stream: str, rename: Mapping[str, str], remove: Sequence[str], add: Sequence[str]) -> None:
+        """Change the class list of a stream; what was learned of classes that stay is kept.
+
+        Args:
+            stream: Its id.
+            rename: New names by present ones; done first.
+            remove: Names that go; done second.
+            add: Names that come; done last.
+
+        Raises:
+            ConfigError: A name cannot be used, or the method cannot follow a class list; nothing has changed.
+            RequestError: There would be too many classes; nothing has changed.
+        """
+
+        def change(resident: Resident) -> None:
+            adapter = resident.adapter
+            if rename:
+                adapter.rename(rename)
+            if remove:
+                adapter.remove_classes(remove)
+            if add:
+                adapter.add_classes(list(add))
+            check_classes(adapter.classes, self.settings.max_classes)
+            resident.config["classes"] = adapter.classes
+
+        self.change(stream, change)
+        # It comes back with embeddings of the whole list, as after a restart; those of single names round differently.
+        self.registry.configure(stream, self.resident.pop(stream).config)
+
+    def forget(self, stream: str) -> None:
+        """Reset a stream, even one whose store is damaged."""
+        try:
+            self.change(stream, lambda resident: resident.adapter.reset())
+        except DamagedStreamError:
+            self.store.delete(stream)
+            self.get(stream).changed()
+
+    def trim(self) -> None:
+        """Let streams leave memory until there is room; the least recently used go first."""
+        limit = self.settings.memory_limit_mb * 2**20
+        total = sum(one.bytes for one in self.resident.values())
+        while len(self.resident) > 1 and (len(self.resident) > self.settings.max_resident or total > limit):
+            stream, resident = next(iter(self.resident.items()))
+            if self.settings.durability != "journal" and resident.waiting:
+                try:
+                    resident.save()
+                except LessmoreError:  # it stays, for nobody else has what it learned
+                    _LOG.exception("stream %s cannot leave memory", stream)
+                    return
+            total -= resident.bytes
+            del self.resident[stream]
+            self.metrics.evictions.inc()
+
+    def close(self) -> None:
+        """Write a snapshot of every stream that has changed."""
+        for resident in self.resident.values():
+            if resident.waiting and self.settings.durability != "none":
+                self._snapshot(resident)
+        self.resident.clear()
+
+
+def check_classes(classes: Sequence[str], most: int) -> None:
+    """Refuse more classes than a stream may have.
+
+    Args:
+        classes: The class list.
+        most: How many there may be.
+
+    Raises:
+        RequestError: There are more.
+    """
+    if len(classes) > most:
+        raise RequestError(
+            f"{len(classes)} classes are more than {most}",
+            "give fewer, or start the server with a larger --max-classes",
+        )
+
+
+def answer_body(resident: Resident, answered: Answered, top: int) -> Answer:
+    """An answer as clients get it.
+
+    Args:
+        resident: The stream.
+        answered: The answer.
+        top: How many classes to name.
+    """
+    prediction, classes = resident.adapter.prediction(answered), resident.adapter.classes
+    scores, plain = prediction.scores, prediction.zero_shot_scores
+    best = scores.argsort(descending=True, stable=True)[:top].tolist()
+    method = resident.method
+    mean = method.stream_mean() if isinstance(method, FollowsStream) else None
+    return {
+        "stream": resident.stream,
+        "seq": resident.place.seq + 1,
+        "label": prediction.label,
+        "index": prediction.index,
+        "score": float(scores[prediction.index]),
+        "zero_shot_label": classes[int(plain.argmax())],
+        "changed": prediction.changed,
+        "refused": prediction.refused,
+        "entropy": prediction.entropy,
+        "domain_changes": 0 if mean is None else int(mean.domain_changes),
+        "top": [{"label": classes[i], "score": float(scores[i]), "zero_shot_score": float(plain[i])} for i in best],
+    }
