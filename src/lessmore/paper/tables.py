@@ -221,7 +221,7 @@ _OPTIONS = (
 _ONE_DEFAULT = (
     "The paper tunes λ, β, M and b for every data set; here one setting serves all but those marked as tuned."
 )
-_ABLATION = f"{_ONE_DEFAULT} Whatever the table does not vary is as the preset has it, at R = 0.9."
+_ABLATION = f"{_ONE_DEFAULT} Everything else is as in the preset, at R = 0.9."
 
 _TABLES = (
     TableSpec("cross-dataset", "Cross-dataset benchmark, CLIP ViT-B/16", _CROSS, note=_ONE_DEFAULT),
@@ -231,7 +231,7 @@ _TABLES = (
         "ImageNet and its shifted versions",
         _OOD,
         note=f"{_ONE_DEFAULT} The paper calls EViT and ToMe R = 0.95, but prints the cost of dropping 6 %: both are "
-        "here, and both are set beside the same printed row.",
+        "here, and both are compared with the same printed row.",
     ),
     TableSpec(
         "cifar100c",
