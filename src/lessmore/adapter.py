@@ -19,6 +19,7 @@ from lessmore.core.condense.source import source_map
 from lessmore.engines import check_engine
 from lessmore.engines.answered import Answered, Failure
 from lessmore.engines.answers import Answerer, Health
+from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
 from lessmore.methods.resolve import resolve
@@ -28,7 +29,7 @@ from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, to_pixels, to_views
 from lessmore.prediction import Prediction, entropy_of
 from lessmore.prompts import Templates, template_texts
-from lessmore.storage.state import read_counts, read_state, write_state
+from lessmore.storage.state import REMEDY, read_counts, read_state, write_state
 
 
 class Adapter:
@@ -118,13 +119,15 @@ class Adapter:
         """The engine that answers, never `auto`."""
         return self._answerer.engine
 
-    def __call__(self, image: Image, trace: bool = False) -> Prediction:
+    def __call__(self, image: Image, trace: bool = False, track: str | None = None) -> Prediction:
         """Classify one image and adapt.
 
         Args:
             image: A path, bytes, PIL image, RGB array `[H, W, 3]`, or tensor: uint8 `[3, H, W]` as an image, float
                 `[3, S, S]` as preprocessed pixels.
             trace: Whether to say where every patch went.
+            track: A name for the object that this is a frame of. The answer is then that of all its frames so far, and
+                only the first of them adapts the stream.
 
         Raises:
             ImageError: The image cannot be read.
@@ -134,7 +137,7 @@ class Adapter:
         if isinstance(pixels, ImageError):
             self._answerer.refuse()
             raise pixels
-        return self._prediction(self._answerer.predict(pixels), trace)
+        return self._prediction(self._answerer.predict(pixels, track), trace)
 
     @overload
     def stream(
@@ -212,7 +215,9 @@ class Adapter:
             StateError: The file cannot be written.
         """
         tensors, health = self._answerer.state()
-        write_state(Path(path), tensors, self._identity(), {"health": asdict(health)})
+        sums, tracks = self._answerer.tracks.saved()
+        facts = {"health": asdict(health), "tracks": tracks}
+        write_state(Path(path), tensors | sums, self._identity(), facts)
 
     def restore(self, path: str | Path) -> None:
         """Continue from a file written by `save`. If the file is refused, the adapter stays as it is.
@@ -223,15 +228,19 @@ class Adapter:
         Raises:
             StateError: The file is damaged, or belongs to another model, class list, method or setting.
         """
-        forms, problem = forms_of(self._answerer.method), problem_of(self.method_name)
-        tensors, facts = read_state(Path(path), self._identity(), forms, problem)
-        counts = read_counts(Health, facts.get("health"), path)
+        forms = forms_of(self._answerer.method) | track_forms(len(self._classes.names))
+        tensors, facts = read_state(Path(path), self._identity(), forms, beside_tracks(problem_of(self.method_name)))
+        counts, tracks = read_counts(Health, facts.get("health"), path), Tracks()
+        if not tracks.restored(tensors, facts.get("tracks")):
+            raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")
+        tensors.pop(TENSOR, None)
         before = self._answerer.state()
         try:
             self._answerer.restore(tensors, counts)
         except Exception as error:  # a method of somebody else's that cannot use what it once gave
             self._answerer.restore(*before)
             raise StateError(f"{path} cannot be restored ({error}); start with reset()") from error
+        self._answerer.tracks = tracks
 
     @property
     def answerer(self) -> Answerer:
@@ -276,6 +285,7 @@ class Adapter:
             zero_shot_scores=answered.zero_shot,
             entropy=entropy_of(answered.zero_shot),
             refused=answered.refused,
+            frames=answered.frames,
             trace=source_map(answered.steps) if trace and answered.steps else None,
             classes=answered.setup.classes,
             groups=answered.setup.groups,

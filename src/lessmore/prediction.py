@@ -51,6 +51,8 @@ class Prediction:
     """Where every patch went, block by block; only on request."""
     classes: tuple[str, ...] = ()
     """The class list at the time of the answer."""
+    frames: int = 1
+    """Frames of the track that the answer is made of."""
     groups: tuple[str, ...] = ()
     """The group of every class; empty where the class list has none."""
 
@@ -98,6 +100,7 @@ class Prediction:
             "changed": self.changed,
             "entropy": self.entropy,
             "refused": self.refused,
+            "frames": self.frames,
         }
         return found | ({"group": self.group, "group_scores": self.group_scores} if self.groups else {})
 
@@ -127,11 +130,12 @@ class Prediction:
 
     def _remarks(self) -> list[str]:
         """What else is worth knowing."""
-        return [
-            text
-            for holds, text in ((self.changed, "changed by adaptation"), (self.refused, "refused: zero-shot's answer"))
-            if holds
-        ]
+        remarks = {
+            f"of {self.frames} frames": self.frames > 1,
+            "changed by adaptation": self.changed,
+            "refused: zero-shot's answer": self.refused,
+        }
+        return [text for text, holds in remarks.items() if holds]
 
 
 def entropy_of(scores: Tensor) -> float:

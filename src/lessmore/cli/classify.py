@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +40,8 @@ EXAMPLES = """examples:
   lessmore classify photos/ more/a.jpg --classes cats.txt --model open_clip:ViT-B-16/openai --output out.jsonl
   lessmore classify photos/ --classes cats.txt --model my-model-folder --output out.csv --state out.safetensors
 
+  lessmore classify frames/ --classes cats.txt --model my-model-folder --track "(object\\d+)_"
+
 With --state the adapter's memory is kept in that file. If the run is interrupted, the same command continues where it
 stopped: rows written after the last save of the state are removed from the output, inputs that have a row are skipped.
 The state with a new output file carries what was learnt over to a new stream.
@@ -56,6 +60,13 @@ def parser() -> ArgumentParser:
     add_options(args)
     add_engine(args)
     args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
+    args.add_argument(
+        "--track",
+        type=str | None,
+        default=None,
+        help="frames of one object get one answer, which gets surer: 'folder' where each folder shows one object, or a "
+        "regular expression whose first group (or whole match) in the path names it",
+    )
     args.add_argument("--state", type=str | None, default=None, help="state file, so that the stream can be continued")
     args.add_argument("--save-every", type=int, default=100, help="images between two writes of the state file")
     args.add_argument("--quiet", action="store_true", help="no progress and no summary")
@@ -96,6 +107,7 @@ def _check(args: Namespace, state: Path | None) -> None:
     """Refuse what can be refused before a model is loaded."""
     if args.save_every < 1:
         raise ConfigError(f"--save-every must be 1 or more, not {args.save_every}")
+    track_rule(args.track)
     if state is not None:
         check_writable(state, (".safetensors",))
     if args.output != "-":
@@ -127,16 +139,38 @@ def _continued(output: Path, state: Path | None, seen: int, save_every: int) -> 
     return kept
 
 
+def track_rule(rule: str | None) -> Callable[[str], str | None]:
+    """What names the object that a file is a frame of.
+
+    Args:
+        rule: What `--track` says.
+
+    Raises:
+        ConfigError: It is no regular expression.
+    """
+    if rule is None:
+        return lambda path: None
+    if rule == "folder":
+        return lambda path: str(Path(path).parent)
+    try:
+        pattern = re.compile(rule)
+    except re.error as error:
+        raise ConfigError(
+            f"--track {rule!r} is no regular expression ({error}); correct it, or use 'folder'"
+        ) from error
+    return lambda path: (found := pattern.search(path)) and found[min(1, pattern.groups)]
+
+
 def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, counts: AnswerCounts) -> None:
     """Classify and write; the state is saved before the first image, so that there are never rows without one."""
     output = rows.Output(args.output)
-    seen = adapter.health().seen
+    seen, track_of = adapter.health().seen, track_rule(args.track)
     counts.left = len(todo)
     try:
         _save(adapter, output, state)
         with Stop() as stop, tqdm(total=len(todo), unit="image", disable=args.quiet or None) as bar:
             for count, path in enumerate(todo, start=1):
-                row = _classify(adapter, path, seen)
+                row = _classify(adapter, path, seen, track_of(path))
                 output.write(row)
                 seen = row.seen
                 _count(counts, row)
@@ -156,15 +190,15 @@ def _save(adapter: Adapter, output: rows.Output, state: Path | None) -> None:
         adapter.save(state)
 
 
-def _classify(adapter: Adapter, path: str, seen: int) -> rows.AnswerRow:
+def _classify(adapter: Adapter, path: str, seen: int, track: str | None) -> rows.AnswerRow:
     try:
-        prediction = adapter(path)
+        prediction = adapter(path, track=track)
     except (ImageError, NonFiniteError) as error:
         return rows.AnswerRow(path, seen=seen, error=" ".join(str(error).split()))
-    return _row(adapter, path, prediction, seen + 1)
+    return _row(adapter, path, prediction, seen + 1, track)
 
 
-def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows.AnswerRow:
+def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int, track: str | None) -> rows.AnswerRow:
     return rows.AnswerRow(
         path=path,
         label=prediction.label,
@@ -174,6 +208,8 @@ def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int) -> rows
         changed=prediction.changed,
         entropy=round(prediction.entropy, 6),
         seen=seen,
+        track=track,
+        frames=prediction.frames,
     )
 
 

@@ -29,6 +29,10 @@ class AnswerRow:
     entropy: float | None = None
     seen: int = 0
     """Images the adapter had answered after this one: the row's place in the stream."""
+    track: str | None = None
+    """The object that this is a frame of, with --track."""
+    frames: int | None = None
+    """Frames of it that the answer is made of."""
     error: str | None = None
 
 

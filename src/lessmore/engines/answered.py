@@ -37,6 +37,8 @@ class Answered:
     """Logits by which to judge how sure the answer is, `[C]`."""
     confidence: float = 1.0
     """How sure it is said to be."""
+    frames: int = 1
+    """Frames of a track that the answer is made of."""
 
     @cached_property
     def index(self) -> int:

@@ -21,6 +21,7 @@ from lessmore.engines import Batching, build, resolve_engine
 from lessmore.engines.answered import Answered, Failure, plain_scores, read
 from lessmore.engines.batching import on_host
 from lessmore.engines.confidence import confidence_in, next_temperature
+from lessmore.engines.tracks import Tracks
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.saved import follower_of
@@ -63,6 +64,8 @@ class Health:
     """Answers refused since the last one that was not."""
     set_aside: int = 0
     """How often the state was set aside because answers were refused one after another."""
+    frames: int = 0
+    """Further frames of tracks among the images seen, from which nothing was learned."""
     temperature: float = 1.0
     """What the evidence for answers is divided by, so that they are as sure as zero-shot's on average."""
 
@@ -80,27 +83,33 @@ class Answerer:
         self.engine = resolve_engine(engine, method, setup)
         self.method: Method = build(self.engine, method, setup)
         self._health = health or Health()
+        self.tracks = Tracks()
         self._ahead: _Ahead | None = None
         self._lock = threading.RLock()
 
     @torch.no_grad()
-    def predict(self, pixels: Tensor) -> Answered:
-        """Answer what the method looks at, `[1, 3, H, W]` or views `[V, 3, H, W]`, and adapt.
+    def predict(self, pixels: Tensor, track: str | None = None) -> Answered:
+        """Answer an image, and adapt.
+
+        Args:
+            pixels: What the method looks at, `[1, 3, H, W]` or views `[V, 3, H, W]`.
+            track: The object that this is a frame of; see `lessmore.engines.tracks`.
 
         Raises:
             NonFiniteError: The model itself answers with NaN or infinity.
         """
         with self._lock:
             self._take_back()
-            return self._read(self.method.predict(pixels), lambda: plain_scores(self.setup, pixels[:1]))
+            return self._frame(track, lambda: self.method.predict(pixels), lambda: plain_scores(self.setup, pixels[:1]))
 
     @torch.no_grad()
-    def answer(self, encoded: Encoded, plain: Callable[[], Tensor]) -> Answered:
+    def answer(self, encoded: Encoded, plain: Callable[[], Tensor], track: str | None = None) -> Answered:
         """Answer an image that is already encoded, and adapt; see `FromEncoded`.
 
         Args:
             encoded: The encoding, a batch of one.
             plain: Makes the plain model's probabilities of the image, `[C]`; called only if they are needed.
+            track: The object that this is a frame of.
 
         Raises:
             ConfigError: The method needs pixels.
@@ -108,9 +117,22 @@ class Answerer:
         """
         with self._lock:
             self._take_back()
-            if not isinstance(self.method, FromEncoded):
+            method = self.method
+            if not isinstance(method, FromEncoded):
                 raise ConfigError(f"method {self.method_name!r} needs the pixels of an image, not its encoding")
-            return self._read(self.method.answer(encoded), plain)
+            return self._frame(track, lambda: method.answer(encoded), plain)
+
+    def _frame(self, track: str | None, answer: Callable[[], Outcome], plain: Callable[[], Tensor]) -> Answered:
+        """Answer an image, which may be a frame of a track; only the first frame changes the state."""
+        if track is None:
+            return self._read(answer(), plain)
+        again = track in self.tracks
+        before = self.method.state() if again else {}
+        outcome = answer()
+        if again:
+            self.method.restore(before)
+        answered = self._read(outcome, plain, again)
+        return self.tracks.fused(track, answered, self._health.temperature)
 
     def stream(self, inputs: Iterable[Tensor | ImageError]) -> Iterator[Answered | Failure]:
         """Answers in the order of the inputs; an error among them, or an image without an answer, keeps its place.
@@ -179,6 +201,7 @@ class Answerer:
         with self._lock:
             self._ahead = None
             self.method.reset()
+            self.tracks = Tracks()
             self._health = Health()
 
     def change_classes(self, setup: Setup, change: ClassChange) -> None:
@@ -197,11 +220,14 @@ class Answerer:
             method = build(self.engine, self.method_name, setup)
             method.restore(follow(self.method.state(), method.state(), change))
             self.method, self.setup = method, setup
+            self.tracks = Tracks()  # their sums are over the classes of before
 
     def fork(self) -> Answerer:
         """An independent answerer that continues from the same state."""
         other = Answerer(self.method_name, self.setup, self.engine)
-        other.restore(*self.state())
+        with self._lock:
+            other.restore(*self.state())
+            other.tracks = self.tracks.copy()
         return other
 
     def _answers(self, group: list[Tensor | ImageError]) -> Iterator[Answered | Failure]:
@@ -246,15 +272,17 @@ class Answerer:
         if self._ahead is not None:
             self._ahead.take_back()
 
-    def _read(self, outcome: Outcome, plain: Callable[[], Tensor]) -> Answered:
+    def _read(self, outcome: Outcome, plain: Callable[[], Tensor], again: bool = False) -> Answered:
+        """Read an outcome and count it; again: it is a further frame of an object, from which nothing is learned."""
         health = self._health
         try:
             answered = read(outcome, self.setup, plain)
         except NonFiniteError:
             health.refused += 1
             raise
-        answered = self._judge(answered)
+        answered = replace(self._judge(answered, again), stored=answered.stored and not again)
         health.seen += 1
+        health.frames += again
         health.changed += answered.changed
         health.stored += answered.stored
         health.refused += answered.refused
@@ -263,13 +291,15 @@ class Answerer:
             self._set_aside()
         return answered
 
-    def _judge(self, answered: Answered) -> Answered:
+    def _judge(self, answered: Answered, again: bool) -> Answered:
         """Say how sure the answer is, and let the temperature follow the stream."""
         health, usual = self._health, float(answered.zero_shot.max())
         if answered.refused:
             return replace(answered, confidence=usual)
         confidence = confidence_in(answered.index, answered.evidence, health.temperature)
-        health.temperature = next_temperature(health.temperature, health.seen, confidence, usual)
+        if not again:
+            draws = health.seen - health.frames
+            health.temperature = next_temperature(health.temperature, draws, confidence, usual)
         return replace(answered, confidence=confidence)
 
     def _set_aside(self) -> None:
@@ -281,6 +311,7 @@ class Answerer:
         if self._ahead is not None:
             self._ahead.take_back()
         self.method.reset()
+        self.tracks = Tracks()
         self._health.refused_in_a_row = 0
         self._health.temperature = 1.0
         self._health.set_aside += 1

@@ -1,0 +1,140 @@
+"""Several frames of one object as one answer, which gets surer with every frame.
+
+Frames of one object are no independent images. So the first alone adapts the stream. Every further one is answered
+against the stream as it stands, and the state is then set back: a track is one draw, however long it is looked at.
+
+The answer of a track comes from the mean of its frames' log-probabilities, which averages out what changes from frame
+to frame. What all frames have in common is not averaged out. Of the variance that makes answers wrong, a share
+`CHANGING` is taken to change with the frames. With n frames the variance is then 1 − CHANGING·(1 − 1/n) of a single
+frame's, and the evidence, a log-likelihood ratio, counts by its inverse.
+
+Only sums are kept, and of the last `MOST` tracks. A track that was dropped begins again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lessmore.engines.answered import Answered
+from lessmore.engines.confidence import confidence_in
+from lessmore.storage.state import Form, Problem
+
+CHANGING = 0.15
+"""Share of the variance of evidence, as it bears on right and wrong, that changes from frame to frame."""
+MOST = 256
+"""Tracks remembered."""
+TENSOR = "tracks.sums"
+"""The name of their sums in a state file."""
+_LEAST = 1e-30
+
+
+@dataclass
+class FrameSums:
+    """What is remembered of an object."""
+
+    frames: int
+    sums: Tensor
+    """Of adapted log-probabilities, evidence, and zero-shot log-probabilities, `[3, C]` float64."""
+
+
+class Tracks:
+    """The tracks of one stream, the one longest out of sight first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, FrameSums] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def copy(self) -> Tracks:
+        """Independent tracks that continue from the same frames."""
+        other = Tracks()
+        other._known = OrderedDict((name, replace(track)) for name, track in self._known.items())
+        return other
+
+    def fused(self, name: str, answered: Answered, temperature: float) -> Answered:
+        """The answer of a track with one more frame.
+
+        Args:
+            name: The track.
+            answered: The answer to the frame by itself; one that was refused is returned as it is.
+            temperature: What evidence is divided by.
+        """
+        if answered.refused:
+            return answered
+        frame = (answered.raw_scores, answered.evidence, answered.zero_shot)
+        logs = [row.double() if row is answered.evidence else row.double().clamp_min(_LEAST).log() for row in frame]
+        track = self._known.setdefault(name, FrameSums(0, torch.zeros(3, len(logs[0]), dtype=torch.float64)))
+        track.frames, track.sums = track.frames + 1, track.sums + torch.stack(logs)
+        self._known.move_to_end(name)
+        if len(self._known) > MOST:
+            self._known.popitem(last=False)
+        return answered if track.frames == 1 else _answer_of(track, answered, temperature)
+
+    def saved(self) -> tuple[dict[str, Tensor], list[list[Any]]]:
+        """Tensors and facts for a state file; none where there are no tracks."""
+        if not self._known:
+            return {}, []
+        sums = torch.stack([track.sums for track in self._known.values()])
+        return {TENSOR: sums}, [[name, track.frames] for name, track in self._known.items()]
+
+    def restored(self, tensors: Mapping[str, Tensor], facts: Any) -> bool:
+        """Take over what `saved` gave.
+
+        Args:
+            tensors: Those of the file; others among them are left alone.
+            facts: Names and numbers of frames.
+
+        Returns:
+            False if they do not belong together; nothing has changed then.
+        """
+        sums = tensors.get(TENSOR, torch.empty(0))
+        if not isinstance(facts, list) or len(facts) != len(sums) or not all(_is_track(fact) for fact in facts):
+            return False
+        if not bool(sums.isfinite().all()):
+            return False
+        self._known = OrderedDict(
+            (name, FrameSums(n, row.cpu().clone())) for (name, n), row in zip(facts, sums, strict=True)
+        )
+        return len(self._known) == len(facts)
+
+
+def track_forms(C: int) -> dict[str, Form]:
+    """What the tensors of tracks over C classes look like."""
+    return {TENSOR: Form(torch.float64, (range(1, MOST + 1), 3, C), required=False)}
+
+
+def beside_tracks(problem: Problem) -> Problem:
+    """What says why the other tensors of a state file make no sense."""
+    return lambda state: problem({name: tensor for name, tensor in state.items() if name != TENSOR})
+
+
+def surer(frames: int) -> float:
+    """How many times the mean evidence of so many frames counts."""
+    return 1 / (1 - CHANGING * (1 - 1 / frames))
+
+
+def _answer_of(track: FrameSums, last: Answered, temperature: float) -> Answered:
+    adapted, evidence, plain = track.sums / track.frames
+    raw, evidence = adapted.softmax(dim=-1), evidence * surer(track.frames)
+    return replace(
+        last,
+        raw_scores=raw.float(),
+        zero_shot=plain.softmax(dim=-1).float(),
+        stored=False,
+        evidence=evidence.float(),
+        confidence=confidence_in(int(raw.argmax()), evidence, temperature),
+        frames=track.frames,
+    )
+
+
+def _is_track(fact: Any) -> bool:
+    return (
+        isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str) and type(fact[1]) is int and fact[1] > 0
+    )
