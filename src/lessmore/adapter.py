@@ -328,8 +328,8 @@ def adapt(
 
     Args:
         model: Whatever `lessmore.load` takes.
-        classes: Class names; predictions carry them as they are given. A mapping from groups to names gives groups,
-            and predictions then answer on both levels.
+        classes: Class names; underscores become spaces, and predictions carry the names so cleaned. A mapping from
+            groups to names gives groups, and predictions then answer on both levels.
         templates: A named set of prompt templates, or strings with `{}`.
         method: One of `list_methods()`.
         preset: One of `list_presets()`.
