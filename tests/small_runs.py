@@ -36,3 +36,8 @@ def results(output: Path) -> tuple[bytes, str]:
     folder = only_run(output)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return (folder / "samples.jsonl").read_bytes(), json.dumps(summary["metrics"])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -11,21 +11,22 @@ import numpy as np
 
 from lessmore.lab.metrics import metrics
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.store import Store
+from lessmore.lab.store import SCHEMA, Store
 
 
 def write_run(output: Path, images: int, classes: int, domains: int = 2, failed: int = 1, **asked: Any) -> Path:
     """A finished run; the folder it is in."""
-    spec = asdict(RunSpec("nowhere/model", "folder:nowhere", **asked)) | {"R": 0.9}
+    spec = asdict(RunSpec(**{"model": "nowhere/model", "dataset": "folder:nowhere", **asked})) | {"R": 0.9}
     key = hashlib.sha256(repr((images, classes, spec)).encode()).hexdigest()
     rows = [_row(i, classes, domains, np.random.default_rng(i)) for i in range(images)]
     for row in rows[3 : 3 + failed]:
         row["error"] = f"{row['id']} is not an image"
         for name in set(row) - {"i", "id", "label", "domain", "error"}:
             del row[name]
-    header = {"schema": "lessmore.run/1", "key": key, "spec": spec, "identity": {"adaptation": {"key": "entropy"}}}
+    names = [f"class {c}" for c in range(classes)]
+    asked = {"key": key, "spec": spec, "identity": {"adaptation": {"key": "entropy"}}, "classes": names}
     with Store(output / key[:16], key) as store:
-        store.begin(header, anew=True)
+        store.begin({"schema": SCHEMA, **asked}, anew=True)
         for row in rows:
             store.append(row, {"i": row["i"], "ms": 10.0, "encoded": True, "zero_shot_ms": 9.0})
         store.finish(_summary(key, spec, rows, classes))
@@ -64,7 +65,7 @@ def _summary(key: str, spec: dict[str, Any], rows: list[dict[str, Any]], classes
     data = {"name": "synthetic", "classes": classes, "images": len(rows), "fingerprint": "f", "note": ""}
     made = {"versions": {"torch": "0"}, "hardware": {"cpu": "a processor", "gpu": None}, "threads": 1}
     return {
-        "schema": "lessmore.run/1",
+        "schema": SCHEMA,
         "key": key,
         "spec": spec,
         "tuned_on": None,

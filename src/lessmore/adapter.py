@@ -19,6 +19,7 @@ from lessmore.core.condense.source import source_map
 from lessmore.engines import check_engine
 from lessmore.engines.answered import Answered, Failure
 from lessmore.engines.answers import Answerer, Health
+from lessmore.engines.confidence import COLDEST, WARMEST
 from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
@@ -233,6 +234,8 @@ class Adapter:
         counts, tracks = read_counts(Health, facts.get("health"), path), Tracks()
         if not tracks.restored(tensors, facts.get("tracks")):
             raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")
+        if not COLDEST <= counts.temperature <= WARMEST:
+            raise StateError(f"{path} makes no sense: its temperature is out of range; {REMEDY}")
         tensors.pop(TENSOR, None)
         before = self._answerer.state()
         try:

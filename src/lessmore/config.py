@@ -7,8 +7,11 @@ and how it corrects the answer). Where the paper is silent, or the released code
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from lessmore.errors import ConfigError, unknown
 
@@ -47,12 +50,53 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_choices(config: Any) -> None:
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a setting of the wrong type, or a number that is not finite.
+
+    Args:
+        name: The setting.
+        value: Its value.
+        hint: Its type, as the annotation says it; types that no setting of ours has are let through.
+
+    Raises:
+        ConfigError: The value is of another type.
+    """
+    if not _fits(value, hint):
+        raise ConfigError(f"{name}={str(repr(value))[:60]} is not {_wanted(hint)}")
+
+
+_SAID = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text", NoneType: "nothing"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return isinstance(value, str) and value in parts
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is tuple:
+        wanted = parts[:1] * len(value) if isinstance(value, (list, tuple)) and parts[-1] is ... else parts
+        known = isinstance(value, (list, tuple)) and len(value) == len(wanted)
+        return known and all(map(_fits, value, wanted))
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _wanted(hint: Any) -> str:
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return f"one of {', '.join(parts)}"
+    if kind in (Union, UnionType):
+        return " or ".join(map(_wanted, parts))
+    return "a list of whole numbers" if kind is tuple else _SAID.get(hint, str(hint))
+
+
+def _check_types(config: Any) -> None:
     for name, hint in get_type_hints(type(config)).items():
-        choices = get_args(hint) if getattr(hint, "__origin__", None) is Literal else ()
-        value = getattr(config, name)
-        if choices and value not in choices:
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
+        check_value(name, getattr(config, name), hint)
 
 
 @dataclass(frozen=True)
@@ -106,7 +150,7 @@ class Condensation:
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
-        _check_choices(self)
+        _check_types(self)
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
         object.__setattr__(self, "merge_prune", tuple(self.merge_prune))
         _require(0 < self.R <= 1, f"R must lie in (0, 1], not {self.R}")
@@ -179,7 +223,7 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
-        _check_choices(self)
+        _check_types(self)
         _require(self.M >= 1, f"M must be at least 1, not {self.M}")
         _require(self.beta > 0, f"beta must be positive, not {self.beta}")
         _require(self.ready == "class" or self.M >= 2, "ready='all' waits for two entries per class, so M must be ≥ 2")

@@ -113,11 +113,20 @@ def test_wrong_manifests(ending: str, rows: list[dict[str, Any]], message: str, 
         ("a.txt", b"path", "does not end in .csv, .json or .jsonl"),
         ("a.csv", b"", "no classes"),
         ("a.csv", b"path,label\n", "no classes"),
-        ("a.csv", b"path,label\n\xff\xfe,1\n", "cannot be read"),
-        ("a.json", b"{", "cannot be read"),
+        ("a.csv", b"path,label\n\xff\xfe,1\n", r"not UTF-8 text \(line 2\)"),
+        ("a.json", b"{", "is not JSON"),
         ("a.json", b'{"path": 1}', "not a list of objects"),
         ("a.json", b"[1]", "not a list of objects"),
-        ("a.jsonl", b'{"path": "1"', "cannot be read"),
+        ("a.jsonl", b'{"path": "1"', "line 1, is not JSON"),
+        ("a.json", b'[{"path": "1", "label": NaN}]', "NaN is not a value"),
+        ("a.json", b'[{"path": "1", "label": 1.5}]', "row 1 has the label '1.5'"),
+        ("a.json", b'[{"path": "1", "label": true}]', "row 1 has the label"),
+        ("a.json", b'[{"path": ["1"], "label": 1}]', "row 1 has the path"),
+        ("a.json", b'[{"path": "1", "path": "2", "label": 1}]', "appears twice"),
+        ("a.json", b"[" * 100_000, "nested too deeply"),
+        ("a.csv", b"path,label,path\n1,2,3\n", "two columns 'path'"),
+        ("a.csv", b'path,label\n"1,2\n', "is not CSV .line"),
+        ("a.csv", b"path,label\n1," + b"9" * 200_000 + b"\n", "field larger than"),
     ],
 )
 def test_files_that_are_no_manifest(file: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -127,7 +136,7 @@ def test_files_that_are_no_manifest(file: str, content: bytes, message: str, tmp
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no manifest"):
+    with pytest.raises(ConfigError, match="there is no file .* .the manifest."):
         read_manifest(tmp_path / "a.csv")
 
 
@@ -267,7 +276,7 @@ def test_user_file_with_a_table(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
+        ("a: [", r"is not usable YAML .line 2."),
         ("- a", "not a list of fields"),
         ("", "not a list of fields"),
         ("{nam: x, reader: folder, path: photos}", "unknown field 'nam'; did you mean name"),

@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 import lessmore
 from lessmore.cli import main
 from lessmore.errors import StateError
-from lessmore.lab import store
+from lessmore.lab import journal
 from lessmore.lab.job import prepare_job
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
@@ -106,7 +106,7 @@ def faults(k: int, fault: Callable[[], BaseException] = Crash) -> Iterator[Fault
     faulty = FaultyOS(k, fault)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", faulty)
-        patch.setattr(store, "os", faulty)
+        patch.setattr(journal, "os", faulty)
         patch.setattr(sealed, "save_file", faulty.save_file)
         yield faulty
 
@@ -209,7 +209,7 @@ def test_what_lies_beyond_the_checkpoint_is_cut_off(lab: Lab, rest: bytes) -> No
 def test_files_that_do_not_fit_together_are_refused(lab: Lab) -> None:
     folder = lab.stopped("shorter", after=2)
     os.truncate(folder / "samples.jsonl", 100)
-    with pytest.raises(StateError, match="shorter than its checkpoint says; .*--overwrite"):
+    with pytest.raises(StateError, match="shorter than it was; .*--overwrite"):
         lab.run("shorter")
     folder = lab.stopped("garbled", after=2)
     (folder / "checkpoint.safetensors").write_bytes(b"no state at all")

@@ -355,7 +355,7 @@ def test_runs_on_the_same_images_are_spread() -> None:
         ("[]", "has no grid"),
         ("grid: {}", "has no grid"),
         ("grid: 3", "grid must hold settings"),
-        ("grid: [", "cannot be read"),
+        ("grid: [", "is not usable YAML"),
         ("grid: {model: tiny}", "there is no dataset"),
         ("grid: {model: tiny, dataset: 'folder:x', sed: 1}", "did you mean seed"),
         ("grid: {model: tiny, dataset: 'folder:x', method: tcb}", "did you mean tca"),
@@ -388,4 +388,4 @@ def test_options_that_are_refused(
     assert main(["sweep", str(grid), "--output", str(tmp_path), *more]) == 1
     assert says in capsys.readouterr().err
     assert main(["sweep", str(tmp_path / "none.yaml")]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert "there is no file" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from lessmore.core.stream_check import problem
 from lessmore.engines.answers import Health
 from lessmore.errors import StateError
 from lessmore.storage import sealed
-from lessmore.storage.state import Form, read_counts, read_state, write_state
+from lessmore.storage.state import SCHEMA, Form, read_counts, read_state, write_state
 
 CLASSES = ["red plain star", "blue plain ring", "green plain square"]
 Tensors = dict[str, Tensor]
@@ -213,6 +213,17 @@ def test_saving_leaves_nothing_beside_the_file(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StateError, match="No space left on device; make room"):
         made.save(tmp_path / "full")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "link", "victim"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e300])
+def test_a_temperature_that_no_stream_reaches_is_refused(temperature: float, tmp_path: Path) -> None:
+    made = adapter()
+    made.save(tmp_path / "good")
+    tensors, facts = sealed.read_tensors(tmp_path / "good", SCHEMA, 1 << 30, "")
+    facts["facts"]["health"]["temperature"] = temperature
+    sealed.write_tensors(tmp_path / "crafted", tensors, SCHEMA, facts)
+    with pytest.raises(StateError, match="its temperature is out of range"):
+        made.restore(tmp_path / "crafted")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,20 @@ class Cells(HTMLParser):
             self.cells[-1] += data
 
 
-ATTRIBUTES = {"class", "scope", "id", "tabindex", "role", "lang", "charset", "name", "content", "rel", "href"}
+ATTRIBUTES = {
+    "http-equiv",
+    "class",
+    "scope",
+    "id",
+    "tabindex",
+    "role",
+    "lang",
+    "charset",
+    "name",
+    "content",
+    "rel",
+    "href",
+}
 
 
 def test_html_reads_as_it_was_meant() -> None:

@@ -19,13 +19,12 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("scipy")
 
 from lessmore.cli import main
-from lessmore.lab.store import read_rows
 from lessmore.methods import make_method
 from lessmore.methods.sar import SAR
 from tests.methods.test_tent import small_setup
 from tests.methods.test_tpt import WORDS, random_setup
 from tests.random_towers import make_images
-from tests.small_runs import draw_folder
+from tests.small_runs import draw_folder, lines
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROWS = ("zero-shot", "TDA", "TCA R=0.9", "both", "preset released", "ATS R=0.9", "Tent")
@@ -99,7 +98,7 @@ def test_runs_are_those_of_lessmore_run(tmp_path: Path) -> None:
 
 def compare(ours: Path, theirs: Path) -> None:
     """Two folders of one run: the same answers up to rounding, the same figures, the same costs."""
-    for a, b in zip(read_rows(ours / "samples.jsonl"), read_rows(theirs / "samples.jsonl"), strict=True):
+    for a, b in zip(lines(ours / "samples.jsonl"), lines(theirs / "samples.jsonl"), strict=True):
         tops = [row.pop("top5_probabilities") for row in (a, b)]
         assert tops[0] == pytest.approx(tops[1], abs=1e-4)
         numbers = {name for name, value in b.items() if isinstance(value, float)}

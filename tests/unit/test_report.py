@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -27,6 +26,7 @@ from lessmore.lab.report.overview import overview
 from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import read_summary
 from tests.small_runs import draw_folder
 from tests.synthetic_runs import write_run
 
@@ -111,9 +111,14 @@ def test_pictures_are_of_what_changed_first(runs: dict[str, Finished], albums: d
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in zeroshot.uris.values())
 
 
+def finished(output: Path, images: int, classes: int, **more: Any) -> Finished:
+    folder = write_run(output, images, classes, **more)
+    return Finished(folder, read_summary(folder) or {})
+
+
 def test_the_bins_are_those_of_the_calibration_error(tmp_path: Path) -> None:
-    run = Finished(write_run(tmp_path, 900, 7), {})
-    summary = json.loads((run.folder / "summary.json").read_text())
+    run = finished(tmp_path, 900, 7)
+    summary = run.summary
     for name, probability, key in (("prediction", "probability", "ece"), ("zero_shot", "zero_shot_probability", None)):
         bins = detail.confidence_bins(run.rows, name, probability)
         error = float((bins.share * np.abs(bins.accuracy - bins.confidence)).sum())
@@ -122,8 +127,8 @@ def test_the_bins_are_those_of_the_calibration_error(tmp_path: Path) -> None:
 
 
 def test_gains_by_class_and_domain_add_up(tmp_path: Path) -> None:
-    run = Finished(write_run(tmp_path, 400, 40, domains=3), {})
-    found = json.loads((run.folder / "summary.json").read_text())["metrics"]
+    run = finished(tmp_path, 400, 40, domains=3)
+    found = run.summary["metrics"]
     names = [f"name {c}" for c in range(40)]
     gain, loss = detail.class_figures(run.rows, names)
     for figure in (gain, detail.domain_figure(found["domains"])):
@@ -142,12 +147,12 @@ def test_gains_by_class_and_domain_add_up(tmp_path: Path) -> None:
 
 
 def test_running_accuracy_ends_with_the_accuracy(tmp_path: Path) -> None:
-    run = Finished(write_run(tmp_path, 250, 5), {})
-    found = json.loads((run.folder / "summary.json").read_text())["metrics"]
+    run = finished(tmp_path, 250, 5)
+    found = run.summary["metrics"]
     last = detail.over_time_figure(run.rows).body[-1]
     assert last == ("249", f"{100 * found['zero_shot_accuracy']:.1f}", f"{100 * found['accuracy']:.1f}")
     assert len(detail.windows_figure(found["over_time"]).body) == 20
-    short = Finished(write_run(tmp_path, 2, 5, failed=0), {})
+    short = finished(tmp_path, 2, 5, failed=0)
     assert detail.over_time_figure(short.rows).svg
 
 
@@ -261,7 +266,7 @@ def test_what_is_missing_is_said_plainly(place: Path, tmp_path: Path, capsys: py
     shutil.copytree(run, copied)
     (copied / "samples.jsonl").unlink()
     assert report(copied, "-o", page) == 1
-    assert "has no samples.jsonl" in capsys.readouterr().err
+    assert "samples.jsonl cannot be read" in capsys.readouterr().err
     assert not page.exists()
 
 

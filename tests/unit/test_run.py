@@ -30,10 +30,10 @@ from lessmore.lab.loader import load_images
 from lessmore.lab.runner import CheckpointPace, run_one
 from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec, grid_runs
-from lessmore.lab.store import read_rows
+from lessmore.lab.store import read_summary
 from lessmore.methods import Outcome, registry
 from lessmore.methods.zeroshot import ZeroShot
-from tests.small_runs import draw_folder, only_run, results
+from tests.small_runs import draw_folder, lines, only_run, results
 
 IMAGES = 12
 
@@ -64,7 +64,7 @@ def do(vlm: Any, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 
 def rows(output: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
-    return read_rows(only_run(output) / name)
+    return lines(only_run(output) / name)
 
 
 @pytest.mark.parametrize("more", [{}, {"preset": "paper"}, {"method": "zeroshot"}, {"reducer": "none"}])
@@ -122,7 +122,7 @@ def test_methods_that_look_at_views_get_them(
 
 def test_summary_says_where_the_numbers_come_from(do: Any, spec: RunSpec, vlm: Any, tmp_path: Path) -> None:
     summary = do(replace(spec, limit=8, preset="released/dtd", R=0.8))
-    assert summary["schema"] == "lessmore.run/1" and summary["tuned_on"] == "dtd" and summary["spec"]["R"] == 0.8
+    assert summary["schema"] == "lessmore.run/2" and summary["tuned_on"] == "dtd" and summary["spec"]["R"] == 0.8
     assert summary["dataset"]["note"].startswith("stratified 8 of 12")
     assert summary["dataset"]["images"] == IMAGES and summary["metrics"]["n"] == 8
     cost, origin = summary["cost"], summary["provenance"]
@@ -132,7 +132,7 @@ def test_summary_says_where_the_numbers_come_from(do: Any, spec: RunSpec, vlm: A
     assert origin["versions"]["torch"] == torch.__version__ and origin["hardware"]["cores"]
     assert (origin["device"], origin["dtype"], origin["one_environment"]) == ("cpu", "float32", True)
     assert origin["started"] <= origin["finished"]
-    assert json.loads((only_run(tmp_path / "out") / "summary.json").read_text()) == summary
+    assert read_summary(only_run(tmp_path / "out")) == summary
     assert {path.name for path in only_run(tmp_path / "out").iterdir()} == {
         *("spec.json", "samples.jsonl", "timings.jsonl", "summary.json", ".lock")
     }
@@ -447,7 +447,7 @@ def test_a_file_of_options_and_flags_that_win(photos: Path, tmp_path: Path, caps
 def test_bad_images_end_the_command_with_3(damaged: Path, tmp_path: Path, capsys: Any) -> None:
     command = ("--model", "tiny", "--dataset", f"folder:{damaged}", "--workers", 0, "--output", tmp_path / "out")
     assert call(*command) == 3
-    assert "2 images failed" in capsys.readouterr().out
+    assert "2 images could not be read" in capsys.readouterr().out
     assert call(*command) == 3  # still true of the finished run
 
 

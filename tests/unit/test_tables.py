@@ -14,6 +14,8 @@ from lessmore.cli import main
 from lessmore.lab.report import write
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.tables import Cell, ResultTable, result_page, result_table, run_lines
+from lessmore.lab.store import SCHEMA
+from lessmore.storage.sealed import write_sealed_json
 
 
 def summary(
@@ -45,6 +47,8 @@ def summary(
         "limit": None,
         "precision": "float32",
         "device": "auto",
+        "engine": "auto",
+        "workers": 0,
         **spec,
     }
     figures = {
@@ -56,17 +60,23 @@ def summary(
         "zero_shot_ci": [zero_shot - half, zero_shot + half],
         "gain": accuracy - zero_shot,
         "gain_ci": [0.01, 0.09],
-        "over_time": [{"seen": 5}],
+        **dict.fromkeys(("mcnemar_p", "ece", "zero_shot_ece", "confidence_ece", "brier", "zero_shot_brier"), 0.5),
+        **dict.fromkeys(("auroc", "zero_shot_auroc"), None),
+        **dict.fromkeys(("changed", "refused", "set_aside", "tokens_kept"), 0),
+        "over_time": [{"seen": 5, "accuracy": accuracy, "zero_shot_accuracy": zero_shot}],
+        "domains": {},
     }
+    spent = dict.fromkeys(("gmacs_paper", "gmacs_matmul", "plain_gmacs_paper", "plain_gmacs_matmul"), 1.5)
+    made = {"dtype": "float32", "hardware": {"cpu": "a", "gpu": None}, "versions": {"torch": "0"}, "threads": 1}
     return {
-        "schema": "lessmore.run/1",
+        "schema": SCHEMA,
         "key": json.dumps([asked, accuracy, finished, device]),
         "spec": asked,
         "tuned_on": tuned_on,
         "dataset": {"name": dataset, "classes": 10, "images": n, "fingerprint": "f", "note": note},
         "metrics": figures,
-        "cost": {"gmacs_paper": 1.5},
-        "provenance": {"finished": finished, "device": device},
+        "cost": {**spent, "ms_p50": None, "ms_p95": None, "timed": 0, "peak_memory_mb": None},
+        "provenance": {**made, "finished": finished, "device": device},
     }
 
 
@@ -231,9 +241,11 @@ def test_csv_has_every_figure_and_no_formula() -> None:
 def put(folder: Path, name: str, content: dict[str, Any] | str | None) -> None:
     (folder / name).mkdir(parents=True)
     (folder / name / "spec.json").write_text("{}")
-    if content is not None:
-        text = content if isinstance(content, str) else json.dumps(content)
-        (folder / name / "summary.json").write_text(text)
+    file = folder / name / "summary.json"
+    if isinstance(content, str):
+        file.write_text(content)
+    elif content is not None:
+        write_sealed_json(file, content)
 
 
 def test_build_finds_runs_at_any_depth_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,15 +261,16 @@ def test_build_lists_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFi
     put(tmp_path, "running", None)
     put(tmp_path, "torn", '{"schema": "less')
     put(tmp_path, "foreign", {"schema": "other/1"})
-    put(tmp_path, "partial", {"schema": "lessmore.run/1"})
+    put(tmp_path, "partial", {"schema": SCHEMA})
     put(tmp_path, "blind", summary("dtd", n=0))
     output = tmp_path / "table.md"
     assert main(["build", str(tmp_path), "-o", str(output)]) == 3
     errors = capsys.readouterr().err
     for text in (output.read_text(), errors):
-        assert "running (not finished)" in text and "torn (not readable)" in text
+        assert "running (not finished)" in text and "torn (is damaged" in text
         assert "blind (no image could be read)" in text
-    assert "foreign (not a summary" in errors and "partial (not a summary" in errors
+    assert "foreign (is not a readable file of the form" in errors
+    assert "partial (makes no sense: key is missing)" in errors
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from jsonargparse import ArgumentParser, Namespace
 
 import lessmore
-from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter
+from lessmore.cli.common import FAILED, INTERRUPTED, HelpFormatter, say
 from lessmore.cli.options import spread_options
 from lessmore.errors import LessmoreError, unknown
 from lessmore.registry import Registry
@@ -137,5 +137,5 @@ def _run(name: str, args: Namespace) -> int:
 
 
 def _fail(name: str, message: str) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    say(f"{name}: {' '.join(message.split())}", error=True)
     return FAILED

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
+from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser, say, writing
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.runs import find_runs
 from lessmore.lab.report.tables import SummaryView, result_page, result_table, run_lines
@@ -41,6 +40,11 @@ def run(args: Namespace) -> int:
     output = None if args.output == "-" else Path(args.output)
     if output is not None:
         check_writable(output, ENDINGS)
+    with writing(output):
+        return _run(args, output)
+
+
+def _run(args: Namespace, output: Path | None) -> int:
     summaries, left_out = collect([Path(name) for name in args.runs])
     text = _write(summaries, left_out, ".md" if output is None else output.suffix.lower())
     if output is None:
@@ -49,7 +53,7 @@ def run(args: Namespace) -> int:
         with replacing(output) as new:
             new.write_text(text, encoding="utf-8")
     for name in left_out:
-        print(f"lessmore build: left out {name}", file=sys.stderr)
+        say(f"lessmore build: left out {name}", error=True)
     return SOME_FAILED if left_out else OK
 
 

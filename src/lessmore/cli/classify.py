@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,8 @@ from lessmore.cli.common import (
     check_writable,
     make_adapter,
     new_parser,
+    say,
+    writing,
 )
 from lessmore.data.find import find_images, same_place
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
@@ -46,7 +47,8 @@ With --state the adapter's memory is kept in that file. If the run is interrupte
 stopped: rows written after the last save of the state are removed from the output, inputs that have a row are skipped.
 The state with a new output file carries what was learnt over to a new stream.
 
-An image that cannot be read gets a row with its error, and the run ends with exit code 3 instead of 0.
+An image that cannot be read gets a row with its error. Where the adapted answer is not finite, the row has zero-shot's
+and says `refused`. In both cases the run ends with exit code 3 instead of 0.
 """
 
 
@@ -81,6 +83,8 @@ class AnswerCounts:
     changed: int = 0
     failed: int = 0
     """Rows with an error, those of an earlier run included."""
+    refused: int = 0
+    """Rows whose adapted answer was not finite, those of an earlier run included."""
     skipped: int = 0
     left: int = 0
 
@@ -90,17 +94,23 @@ def run(args: Namespace) -> int:
     paths = find_images(args.inputs)
     state = None if args.state is None else Path(args.state)
     _check(args, state)
+    with writing(None if args.output == "-" else Path(args.output), state):
+        return _run(args, paths, state)
+
+
+def _run(args: Namespace, paths: list[str], state: Path | None) -> int:
     adapter = make_adapter(args)
     if state is not None and state.exists():
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)
     done = {same_place(row.path) for row in known}
     todo = [path for path in paths if same_place(path) not in done]
-    counts = AnswerCounts(failed=sum(row.failed for row in known), skipped=len(paths) - len(todo))
+    failed, refused = (sum(getattr(row, name) for row in known) for name in ("failed", "refused"))
+    counts = AnswerCounts(failed=failed, refused=refused, skipped=len(paths) - len(todo))
     _stream(adapter, todo, args, state, counts)
     if not args.quiet:
         _summary(counts, args)
-    return INTERRUPTED if counts.left else SOME_FAILED if counts.failed else OK
+    return INTERRUPTED if counts.left else SOME_FAILED if counts.failed or counts.refused else OK
 
 
 def _check(args: Namespace, state: Path | None) -> None:
@@ -207,6 +217,7 @@ def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int, track: 
         zero_shot_label=adapter.classes[int(prediction.zero_shot_scores.argmax())],
         changed=prediction.changed,
         entropy=round(prediction.entropy, 6),
+        refused=prediction.refused,
         seen=seen,
         track=track,
         frames=prediction.frames,
@@ -218,15 +229,18 @@ def _count(counts: AnswerCounts, row: rows.AnswerRow) -> None:
     counts.failed += row.error is not None
     counts.answered += row.error is None
     counts.changed += bool(row.changed)
+    counts.refused += bool(row.refused)
 
 
 def _summary(counts: AnswerCounts, args: Namespace) -> None:
     parts = [f"{counts.answered} images classified, {counts.changed} changed by adaptation"]
     if counts.failed:
         parts.append(f"{counts.failed} failed")
+    if counts.refused:
+        parts.append(f"{counts.refused} adapted answers were not finite and zero-shot's were taken")
     if counts.skipped:
         parts.append(f"{counts.skipped} were already done")
     if counts.left:
         how = "run the same command to go on" if args.state else "without --state it cannot be continued"
         parts.append(f"{counts.left} left: interrupted, {how}")
-    print(f"lessmore classify: {'; '.join(parts)}", file=sys.stderr)
+    say(f"lessmore classify: {'; '.join(parts)}", error=True)

@@ -9,7 +9,9 @@ import argparse
 import os
 import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_lo
 from lessmore.config import list_presets
 from lessmore.data.typed import parse_yaml, read_lines
 from lessmore.errors import ConfigError
+from lessmore.lab.report.escape import visible
+from lessmore.storage.files import alone
 
 if TYPE_CHECKING:
     from lessmore.adapter import Adapter
@@ -180,6 +184,42 @@ def check_writable(path: Path, endings: Sequence[str]) -> None:
 
 def _what(path: Path, folder: Path) -> str:
     return "a directory; add a file name" if path.is_dir() else "not a directory; create it first"
+
+
+def printable(text: str) -> str:
+    """A text in which no sign can command a terminal; what cannot be seen becomes a `�`.
+
+    >>> printable("a\\x1b[31m\\r\\n")
+    'a�[31m�\\n'
+    """
+    return visible(text).replace("\r", "\ufffd").replace("\x85", "\ufffd")
+
+
+def say(text: str, error: bool = False) -> None:
+    """Print for people, whatever names are in it.
+
+    Args:
+        text: One line or several.
+        error: Whether it goes to standard error.
+    """
+    print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+@contextmanager
+def writing(*paths: Path | None) -> Iterator[None]:
+    """Hold the files that a command writes, so that no second one of lessmore writes them at the same time.
+
+    Args:
+        *paths: The files; None stands for one that is not wanted.
+
+    Raises:
+        StateError: Another process is writing one of them.
+    """
+    with ExitStack() as held:
+        for path in paths:
+            if path is not None:
+                held.enter_context(alone(path))
+        yield
 
 
 class Stop:

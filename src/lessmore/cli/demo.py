@@ -12,11 +12,12 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import OK, check_writable, new_parser
+from lessmore.cli.common import OK, check_writable, new_parser, say, writing
 from lessmore.errors import ConfigError
 from lessmore.lab import demo
 from lessmore.lab.report import demo_summary
 from lessmore.lab.report.page import render_demo
+from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
   lessmore demo
@@ -45,16 +46,26 @@ def run(args: Namespace) -> int:
     page, numbers = Path(args.output), None if args.json is None else Path(args.json)
     _check(args, page, numbers)
     torch.set_num_threads(1)
+    with writing(page, numbers):
+        return _run(args, page, numbers)
+
+
+def _run(args: Namespace, page: Path, numbers: Path | None) -> int:
     with _progress(args.images, args.quiet) as tick:
         result = demo.run_demo(args.model, args.images, args.seed, args.workers, tick)
     found = demo_summary.contender_lines(result)
-    page.write_text(render_demo(demo_summary.as_page(result, found)), encoding="utf-8")
+    _replace(page, render_demo(demo_summary.as_page(result, found)))
     if numbers is not None:
-        numbers.write_text(json.dumps(demo_summary.as_json(result, found)) + "\n", encoding="utf-8")
+        _replace(numbers, json.dumps(demo_summary.as_json(result, found)) + "\n")
     print(f"Accuracy in percent (± half the 95 % interval), {args.images} images per shift, {result.seconds:.0f} s\n")
     print(demo_summary.text_table(result, found))
-    print(f"\n{demo_summary.demo_verdict(result, found)}\nThe page with curves and pictures: {page}")
+    say(f"\n{demo_summary.demo_verdict(result, found)}\nThe page with curves and pictures: {page}")
     return OK
+
+
+def _replace(path: Path, text: str) -> None:
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def _check(args: Namespace, page: Path, numbers: Path | None) -> None:

@@ -15,6 +15,8 @@ from lessmore.cli.common import (
     check_writable,
     make_adapter,
     new_parser,
+    say,
+    writing,
 )
 
 EXAMPLES = """examples:
@@ -43,8 +45,9 @@ def run(args: Namespace) -> int:
 
     path = Path(args.output)
     check_writable(path, export.ENDINGS)
-    adapter = make_adapter(args)
-    export.save_step(adapter, path)
+    with writing(path):
+        adapter = make_adapter(args)
+        export.save_step(adapter, path)
     side = adapter.vlm.vision.shape.image_size
-    print(f"{path}\t{len(adapter.classes)} classes, pixels [1, 3, {side}, {side}], {path.stat().st_size / 1e6:.1f} MB")
+    say(f"{path}\t{len(adapter.classes)} classes, pixels [1, 3, {side}, {side}], {path.stat().st_size / 1e6:.1f} MB")
     return OK

@@ -50,4 +50,4 @@ def _pairs(word: str) -> Iterator[str]:
     if not isinstance(content, dict) or not all(isinstance(name, str) and name.isidentifier() for name in content):
         raise ConfigError(f"{word} does not hold options; write lines such as `lam: 2`")
     for name, value in content.items():
-        yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        yield f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser
+from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser, say, writing
 from lessmore.errors import ConfigError, StateError
 from lessmore.lab.report.album import Album, Library, replay_run
 from lessmore.lab.report.html import render_report
@@ -25,8 +24,8 @@ EXAMPLES = """examples:
 
 The page is one self-contained file; --plots also writes its curves as PNG and SVG. To show pictures, the model and the
 data of each run are opened again and TCA's stream is replayed: quickly from cached encodings, otherwise as slowly as
-the run itself. The page says what could not be opened. Unfinished runs are left out and listed, and the command then
-ends with exit code 3.
+the run itself. The page says what could not be opened. Names that runs bring along are not looked up on the network
+unless --network allows it. Unfinished runs are left out and listed, and the command then ends with exit code 3.
 """
 
 
@@ -39,6 +38,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--no-pictures", action="store_true", help="open no model; for runs whose data are elsewhere")
     args.add_argument("--root", type=str | None, default=None, help="directory of the data sets, if they have moved")
     args.add_argument("--cache", type=str | None, default=None, help="where the runs kept their encodings")
+    args.add_argument("--network", action="store_true", help="look for models and data sets on the network, too")
     args.add_argument("--plots", type=str | None, default=None, help="also write PNG and SVG plots into this directory")
     args.add_argument("--quiet", action="store_true", help="no progress, only the result")
     return args
@@ -50,18 +50,23 @@ def run(args: Namespace) -> int:
     check_writable(output, (".html", ".htm"))
     if args.pictures < 0:
         raise ConfigError(f"--pictures must be 0 or more, not {args.pictures}")
+    with writing(output):
+        return _run(args, output)
+
+
+def _run(args: Namespace, output: Path) -> int:
     runs, left_out = _readable(*find_runs([Path(name) for name in args.runs]))
     albums = _albums(runs, args)
     with replacing(output) as new:
         new.write_text(render_report(runs, albums, left_out), encoding="utf-8")
     for note in dict.fromkeys(note for album in albums for note in album.notes):
-        print(f"lessmore report: {note}", file=sys.stderr)
+        say(f"lessmore report: {note}", error=True)
     for name in left_out:
-        print(f"lessmore report: left out {name}", file=sys.stderr)
+        say(f"lessmore report: left out {name}", error=True)
     if args.plots is not None:
         save_run_plots([finished.folder for finished in runs], Path(args.plots))
     pictures = sum(len(album.uris) for album in albums)
-    print(f"{output}: {len(runs)} runs, {pictures} pictures, {output.stat().st_size / 1e6:.1f} MB")
+    say(f"{output}: {len(runs)} runs, {pictures} pictures, {output.stat().st_size / 1e6:.1f} MB")
     return SOME_FAILED if left_out else OK
 
 
@@ -80,7 +85,7 @@ def _readable(runs: list[Finished], left_out: list[str]) -> tuple[list[Finished]
 
 
 def _albums(runs: list[Finished], args: Namespace) -> list[Album]:
-    library = Library(args.root, args.cache or True)
+    library = Library(args.root, args.cache or True, args.network)
     count = 0 if args.no_pictures else args.pictures
     albums = []
     for number, finished in enumerate(runs, start=1):

@@ -14,12 +14,13 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printable, say
 from lessmore.cli.run import line
 from lessmore.cli.sweep import describe
 from lessmore.config import list_presets
 from lessmore.data.registry import is_direct
 from lessmore.errors import ConfigError
+from lessmore.lab.metrics import trouble
 from lessmore.lab.spec import PRECISIONS, RunSpec
 from lessmore.lab.store import read_summary
 from lessmore.lab.summary import RunSummary
@@ -192,7 +193,7 @@ def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]
     plans = [one for table in tables if (one := plan_table(table, request, datasets)).rows]
     missing = {name.partition("/")[0]: why for one in plans for name, why in one.missing.items()}
     for why in missing.values():
-        print(f"lessmore reproduce: left out: {why}", file=sys.stderr)
+        say(f"lessmore reproduce: left out: {why}", error=True)
     if not any(one.columns for one in plans):
         raise ConfigError("none of the data sets is there; give --root, or others with --dataset")
     runs = distinct_runs(plans)
@@ -206,7 +207,7 @@ def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]
                 value |= {"pace": _pace(one, datasets, folder, args.collect)}
                 _draw(value, folder)
             print(f"{one.table.name}: {', '.join(map(str, save_table(value, folder, formats)))}", flush=True)
-    unread = any(summary["metrics"]["failed"] for summary in found.values())
+    unread = any(trouble(summary["metrics"]) for summary in found.values())
     return SOME_FAILED if failed or unread else OK
 
 
@@ -264,11 +265,11 @@ def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> 
         for number, done in enumerate(results, start=1):
             if done.summary is None:
                 failed[run_identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"
-                bar.write(f"lessmore reproduce: {said}", file=sys.stderr)
+                bar.write(printable(f"lessmore reproduce: {said}"), file=sys.stderr)
             else:
                 found[run_identity(done.spec)] = done.summary
                 if not args.quiet:
-                    bar.write(f"{number}/{len(runs)} {line(done.summary)}")
+                    bar.write(printable(f"{number}/{len(runs)} {line(done.summary)}"))
             bar.update()
     return found, failed
 
@@ -294,7 +295,7 @@ def _figures(names: Sequence[str], args: Namespace) -> int:
         for drawn in draw_figures(name, _request(args), _output(args)):
             failed |= isinstance(drawn, str)
             if isinstance(drawn, str):
-                print(f"lessmore reproduce: {name} left out: {drawn}", file=sys.stderr)
+                say(f"lessmore reproduce: {name} left out: {drawn}", error=True)
             else:
                 print(f"{name}: {', '.join(map(str, drawn))}", flush=True)
     return SOME_FAILED if failed else OK

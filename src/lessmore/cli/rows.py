@@ -13,7 +13,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from lessmore.cli.common import printable
 from lessmore.errors import ConfigError
+from lessmore.lab.report.escape import csv_line, original
+from lessmore.storage.files import open_plain
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class AnswerRow:
     zero_shot_label: str | None = None
     changed: bool | None = None
     entropy: float | None = None
+    refused: bool | None = None
+    """The adapted answer was not finite; this is the plain model's."""
     seen: int = 0
     """Images the adapter had answered after this one: the row's place in the stream."""
     track: str | None = None
@@ -45,6 +50,7 @@ class Written(NamedTuple):
     path: str
     seen: int
     failed: bool
+    refused: bool
     end: int
     """Offset of the first byte after it."""
 
@@ -60,14 +66,15 @@ class Output:
             if isinstance(self.file, io.TextIOWrapper):
                 self.file.reconfigure(errors="surrogateescape")
         else:
-            self.file = open(name, "a", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
+            handle = open_plain(Path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self.file = open(handle, "a", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
         if not self.json and (name == "-" or not Path(name).stat().st_size):
-            self._put(_csv(COLUMNS))
+            self._put(csv_line(COLUMNS))
 
     def write(self, row: AnswerRow) -> None:
         """Append one row."""
         values = asdict(row)
-        self._put(json.dumps(values) + "\n" if self.json else _csv([_plain(v) for v in values.values()]))
+        self._put(json.dumps(values) + "\n" if self.json else csv_line(map(_plain, values.values())))
 
     def sync(self) -> None:
         """Put the rows on the disk; called before a state file that counts them is written."""
@@ -80,14 +87,8 @@ class Output:
             self.file.close()
 
     def _put(self, text: str) -> None:
-        self.file.write(text)
+        self.file.write(printable(text) if self.file.isatty() else text)
         self.file.flush()
-
-
-def _csv(values: Any) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerow(values)  # with \n alone a carriage return would not be quoted
-    return text.getvalue()[:-2] + "\n"
 
 
 def _plain(value: Any) -> Any:
@@ -96,7 +97,10 @@ def _plain(value: Any) -> Any:
 
 def read_answers(path: Path) -> list[Written]:
     """The complete rows of an output file; a last one that was cut off is left out."""
-    data = path.read_bytes() if path.is_file() else b""
+    data = b""
+    if os.path.lexists(path):
+        with open(open_plain(path, os.O_RDONLY), "rb") as file:
+            data = file.read()
     # Not splitlines: a lone carriage return is part of some file's name. What follows the last \n was cut off.
     lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
     return list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines, path))
@@ -108,7 +112,7 @@ def _json_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
         end += len(line)
         try:
             row = json.loads(line)
-            yield Written(row["path"], int(row["seen"]), row["error"] is not None, end)
+            yield Written(row["path"], int(row["seen"]), row["error"] is not None, row["refused"] is True, end)
         except (ValueError, KeyError, TypeError) as error:
             raise _not_ours(path) from error
 
@@ -124,7 +128,8 @@ def _csv_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
         named = dict(zip(COLUMNS, row, strict=False))
         if len(row) != len(COLUMNS) or not named["seen"].isdigit():
             raise _not_ours(path)
-        yield Written(named["path"], int(named["seen"]), bool(named["error"]), ends[reader.line_num - 1])
+        failed, refused = bool(named["error"]), named["refused"] == "true"
+        yield Written(original(named["path"]), int(named["seen"]), failed, refused, ends[reader.line_num - 1])
 
 
 def _unless_broken(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:

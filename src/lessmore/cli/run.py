@@ -9,15 +9,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, new_parser
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, new_parser, say
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
+from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
+from lessmore.lab.metrics import trouble
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, grid_runs
 from lessmore.lab.summary import RunSummary
@@ -32,7 +33,8 @@ Every combination of the values given is one run, in a directory of its own unde
 per image, and summary.json once it is done. The same command again skips finished runs and continues interrupted ones.
 The file of --config uses the same names; flags override it.
 
-An image that cannot be read is recorded with the reason and skipped; the command then ends with exit code 3, not 0.
+An image that cannot be read is recorded with the reason and skipped. An adapted answer that is not finite is replaced
+by zero-shot's. The command then ends with exit code 3, not 0.
 """
 
 
@@ -42,14 +44,14 @@ class ConfigFile(ActionConfigFile):  # type: ignore[misc]
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         """Read the file; a mistake in it is reported as wrong usage."""
         try:
-            asked = yaml.safe_load(Path(values).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise TypeError(f"{values} cannot be read as YAML: {error}") from error
+            asked = read_yaml(Path(values), "the file of --config")
+        except ConfigError as error:
+            raise TypeError(str(error)) from error
         if not isinstance(asked, dict):
             raise TypeError(f"{values} holds no options; write lines such as `model: tiny`")
         given = {k: v for k, v in asked.items() if v is not None}
         listed = {k: [v] if k in AXES and not isinstance(v, list) else v for k, v in given.items()}
-        super().__call__(parser, cfg, json.dumps(listed), option_string)
+        super().__call__(parser, cfg, json.dumps(listed, ensure_ascii=False), option_string)
 
 
 def parser() -> ArgumentParser:
@@ -92,7 +94,7 @@ def _lists() -> dict[str, tuple[type, str]]:
 
 
 def run(args: Namespace) -> int:
-    """Do all runs; 0, 3 if some images failed, 130 if interrupted."""
+    """Do all runs; 0, 3 if some images have no adapted answer, 130 if interrupted."""
     _check(args)
     asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "engine", "device", "workers")}
     specs = grid_runs({name: value for name, value in asked.items() if value is not None})
@@ -102,8 +104,8 @@ def run(args: Namespace) -> int:
             if summary is None:
                 print("lessmore run: interrupted; run the same command to go on", file=sys.stderr)
                 return INTERRUPTED
-            failed += summary["metrics"]["failed"]
-            print(f"{number}/{len(specs)} {line(summary)}", flush=True)
+            failed += bool(trouble(summary["metrics"]))
+            say(f"{number}/{len(specs)} {line(summary)}")
     return SOME_FAILED if failed else OK
 
 
@@ -146,7 +148,7 @@ def line(summary: RunSummary) -> str:
     accuracy, plain, gain, low, high = (
         100 * value for value in (found["accuracy"], found["zero_shot_accuracy"], found["gain"], *found["gain_ci"])
     )
-    failed = f", {found['failed']} images failed" if found["failed"] else ""
+    failed = f"; {trouble(found)}" if trouble(found) else ""
     return (
         f"{title}: {accuracy:.2f} % of {found['n']}, zero-shot {plain:.2f} %, "
         f"gain {gain:+.2f} [{low:+.2f}, {high:+.2f}] points{failed}"

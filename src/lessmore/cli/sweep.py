@@ -13,9 +13,10 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printable, say
 from lessmore.cli.run import line
 from lessmore.errors import ConfigError
+from lessmore.lab.metrics import trouble
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.sweep import FinishedRun, SweepGrid, read_grid
 from lessmore.lab.sweep_local import run_locally
@@ -64,7 +65,7 @@ def run(args: Namespace) -> int:
     """Do the runs; 0, 3 if something failed, 130 if interrupted."""
     grid = read_grid(Path(args.grid))
     if args.dry_run:
-        print("\n".join(describe(spec) for spec in grid.specs))
+        say("\n".join(describe(spec) for spec in grid.specs))
         return OK
     failed: list[FinishedRun] = []
     try:
@@ -100,12 +101,11 @@ def _follow(results: Iterator[FinishedRun], total: int, failed: list[FinishedRun
     """Show results as they arrive: a line per run, and a bar on a terminal."""
     with tqdm(total=total, unit="run", disable=quiet or None) as bar:
         for number, done in enumerate(results, start=1):
-            images = 0 if done.summary is None else done.summary["metrics"]["failed"]
-            if done.error or images:
+            why = done.error or (trouble(done.summary["metrics"]) if done.summary is not None else "")
+            if why:
                 failed.append(done)
-                why = done.error or f"{images} images could not be read"
-                bar.write(f"lessmore sweep: {describe(done.spec)}: {' '.join(why.split())}", file=sys.stderr)
+                bar.write(printable(f"lessmore sweep: {describe(done.spec)}: {' '.join(why.split())}"), file=sys.stderr)
             if done.summary is not None and not quiet:
-                bar.write(f"{number}/{total} {line(done.summary)}")
+                bar.write(printable(f"{number}/{total} {line(done.summary)}"))
             bar.set_postfix(failed=len(failed), refresh=False)
             bar.update()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, Stop, check_writable, new_parser
+from lessmore.cli.common import INTERRUPTED, OK, Stop, check_writable, new_parser, say, writing
 from lessmore.data import coop
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import is_direct, open_dataset, spec_of
@@ -60,14 +60,14 @@ def run(args: Namespace) -> int:
     training = Training(**{field.name: args[field.name] for field in fields(Training)})
     dataset = training_set(args.dataset, None if args.root is None else Path(args.root))
     vlm = open_model(RunSpec(model=args.model, dataset=args.dataset, device=args.device))
-    with Stop() as stop:
+    with Stop() as stop, writing(output):
         done = train_prompt(
             vlm, dataset, output, training, overwrite=args.overwrite, quiet=args.quiet, stop=lambda: stop.asked
         )
     if not done:
         print("lessmore train-prompt: interrupted; run the same command to go on", file=sys.stderr)
         return INTERRUPTED
-    print(f"{output}: {training.method} on {training.shots} images of each of the {len(dataset.classes)} classes")
+    say(f"{output}: {training.method} on {training.shots} images of each of the {len(dataset.classes)} classes")
     return OK
 
 

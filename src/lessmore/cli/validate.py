@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import FAILED, OK, new_parser
+from lessmore.cli.common import FAILED, OK, new_parser, say
 from lessmore.data.registry import expand_names
 from lessmore.data.validate import Report, validate
 from lessmore.errors import ConfigError
@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
     for name in expand_names(args.datasets):
         reports.append(validate(name, root, args.sample, args.seed, args.quiet))
         if not args.json:
-            print(_text(reports[-1]), flush=True)
+            say(_text(reports[-1]))
     if args.json:
         print(json.dumps([{**asdict(r), "ready": r.ready} for r in reports], indent=2, ensure_ascii=False))
     return OK if all(report.ready for report in reports) else FAILED

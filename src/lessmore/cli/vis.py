@@ -16,7 +16,10 @@ from lessmore.cli.common import (
     check_writable,
     make_adapter,
     new_parser,
+    say,
+    writing,
 )
+from lessmore.storage.files import replacing
 
 EXAMPLES = """examples:
   lessmore vis photo.jpg --classes "cat,dog,bird" --model openai/clip-vit-base-patch16 -o strip.png
@@ -45,16 +48,22 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Write the strip and print the answers."""
+    path = Path(args.output)
+    check_writable(path, (".png",))
+    with writing(path):
+        return _run(args, path)
+
+
+def _run(args: Namespace, path: Path) -> int:
     from lessmore.data.images import load_image
     from lessmore.lab.report.tokens import answers_line, png, prediction_strip
 
-    path = Path(args.output)
-    check_writable(path, (".png",))
     image = load_image(args.image)
     adapter = make_adapter(args)
     if args.state is not None:
         adapter.restore(args.state)
     prediction = adapter(image, trace=True)
-    path.write_bytes(png(prediction_strip(adapter, image, prediction)))
-    print(f"{path}\t{answers_line(adapter.classes, prediction)}")
+    with replacing(path) as new:
+        new.write_bytes(png(prediction_strip(adapter, image, prediction)))
+    say(f"{path}\t{answers_line(adapter.classes, prediction)}")
     return OK

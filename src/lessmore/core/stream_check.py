@@ -19,7 +19,7 @@ _ROOM = 1e-2
 """For rounding, in half precision too."""
 _HIGHEST = math.log(1e9)
 """Entropy over a billion classes. An entry keeps the entropy it had over the class list of its time, longer or not."""
-_LARGEST = 1e15
+LARGEST = 1e15
 """Above this, the square of a token overflows in single precision."""
 
 
@@ -52,7 +52,7 @@ def _reservoir(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str
     yield torch.equal(used, torch.arange(M) < counts[:, None]), "slots do not fill from the left"
     yield (keys >= -_ROOM).all() and (keys <= _HIGHEST).all(), "keys has an impossible entropy"
     yield not state["anchors"][~used].any() and not keys[~used].any(), "an empty slot is not empty"
-    yield (state["anchors"].abs() <= _LARGEST).all(), "anchors has a number that is too large"
+    yield (state["anchors"].abs() <= LARGEST).all(), "anchors has a number that is too large"
 
 
 def _mean(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
@@ -69,7 +69,7 @@ def _mean(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
     empty = images == 0 and not last.any()
     yield (last >= 0).all() and (empty or (last.sum() - 1).abs() <= _ROOM), "last_answer is no probability"
     yield 0 <= state["effective_samples"] <= min(MEMORY, 2 * float(images)) + _ROOM, "effective_samples is out of range"
-    yield 0 <= state["power"] <= _LARGEST, "power is out of range"
+    yield 0 <= state["power"] <= LARGEST, "power is out of range"
     yield state["rise"].abs() <= state["span"] * (1 + _ROOM) + _ROOM, "rise is larger than span"
     yield 0 <= state["strength"] <= 1, "strength does not lie between 0 and 1"
     yield (state["token_mean"].norm(dim=-1) <= SHARE + _ROOM).all(), "token_mean is longer than a mean of tokens"
@@ -80,7 +80,7 @@ def _domain(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
     changes = state["domain_changes"]
     yield 0 <= changes <= state["step"] and changes == changes.round(), "domain_changes is no count"
     yield 0 <= state["drift_images"] <= PAST * (1 + _ROOM), "drift_images is out of range"
-    yield 0 <= state["evidence"] <= _LARGEST, "evidence is out of range"
-    yield 0 <= state["drift_power"] <= _LARGEST, "drift_power is out of range"
-    yield state["drift_product"].abs() <= _LARGEST, "drift_product is out of range"
-    yield state["last_drift"].abs() <= _LARGEST, "last_drift is out of range"
+    yield 0 <= state["evidence"] <= LARGEST, "evidence is out of range"
+    yield 0 <= state["drift_power"] <= LARGEST, "drift_power is out of range"
+    yield state["drift_product"].abs() <= LARGEST, "drift_product is out of range"
+    yield state["last_drift"].abs() <= LARGEST, "last_drift is out of range"

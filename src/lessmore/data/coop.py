@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from lessmore.data.dataset import Dataset, Files
 from lessmore.data.layout import image_folder, inside, split_file
 from lessmore.data.spec import Spec
+from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError
 from lessmore.prompts import class_names
 
@@ -80,10 +80,7 @@ def names_by_label(pairs: Iterable[tuple[int, str]], file: Path) -> tuple[str, .
 
 
 def _parts(file: Path) -> dict[str, list[Any]]:
-    try:
-        parts = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON ({error}); download it again") from error
+    parts = parse_json(read_text(file, "the split file"), str(file))
     if not (isinstance(parts, dict) and "test" in parts and all(_is_part(part) for part in parts.values())):
         raise ConfigError(f"{file} is no split file: it has no list 'test' of [path, label, name]; download it again")
     return parts
@@ -96,7 +93,5 @@ def _is_part(part: Any) -> bool:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); it comes with the images") from error
+    lines = (line.strip() for line in read_text(file, "the list of images or variants").splitlines())
+    return [line for line in lines if line]

@@ -58,6 +58,8 @@ class Dataset:
             raise ConfigError(f"{self.name} has {len(self.labels)} labels for {len(self.ids)} images; give each one")
         if len(set(self.ids)) != len(self.ids):
             raise ConfigError(f"{self.name} lists {_first_double(self.ids)} twice; list every image once")
+        if not all(type(label) is int for label in self.labels):
+            raise ConfigError(f"{self.name} has an image without a label; give each one a whole number")
         low, high = min(self.labels), max(self.labels)
         if low < 0 or high >= len(self.classes):
             wrong = low if low < 0 else high

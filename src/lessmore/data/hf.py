@@ -27,22 +27,28 @@ class ColumnTable:
 
     def load(self, index: int) -> Image.Image:
         """Decode one row."""
-        cell = self.table[index][self.column]
+        try:
+            cell = self.table[index][self.column]
+        except Exception as error:  # of Arrow and of the file system
+            raise ImageError(f"row {index} cannot be read ({error}); get the data set anew") from error
         if not cell:
             raise ImageError(f"row {index} has no image; remove it or fill it in")
         return load_image(cell["bytes"] if cell["bytes"] is not None else cell["path"])
 
 
-def read_hf(name: str, split: str | None = None) -> Dataset:
+def read_hf(name: str, split: str | None = None, network: bool = True) -> Dataset:
     """A Hugging Face data set with one image column and one class column.
 
     Args:
         name: A folder of `save_to_disk`, or a name on the hub.
         split: None means `test`, `validation`, `val`, or the only one.
+        network: Whether a name may be looked up on the hub.
 
     Raises:
         ConfigError: The set cannot be opened, the split is unknown, or a column is missing or not unique.
     """
+    if not network and not Path(name).is_dir():
+        raise ConfigError(f"{name} would be looked up on the network; allow that with --network, or give a folder")
     table, split = _choose(_load(name), name, split)
     image = _column(table, name, "Image")
     label = _column(table, name, "ClassLabel")

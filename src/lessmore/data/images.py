@@ -8,6 +8,7 @@ more than `MAX_MEMORY` besides what the caller holds: what would take more is re
 from __future__ import annotations
 
 import io
+import math
 import os
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ from PIL import Image, ImageOps
 
 from lessmore.data.formats import FORMATS
 from lessmore.data.image_files import check_bytes, read_image_file
-from lessmore.data.screen import Demand, check_tags, demand, screen
+from lessmore.data.screen import Demand, check_tags, demand, screen, webp_demand, webp_size
 from lessmore.errors import ImageError, ImageSizeError
 
 MAX_PIXELS = 50_000_000
@@ -55,15 +56,28 @@ def load_image(source: ImageSource) -> Image.Image:
         return _upright_rgb(_own_copy(source), "the image", Demand())
     if isinstance(source, (bytes, bytearray)):
         check_bytes(len(source), "the image")
-        return _decode(bytes(source), "the image bytes")
+        return decode_image(bytes(source), "the image bytes")
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
-        return _decode(read_image_file(name), name)
+        return decode_image(read_image_file(name), name)
     raise ImageError(f"cannot read an image from {type(source).__name__}; give a path, bytes, Pillow image or array")
 
 
-def _decode(data: bytes, name: str) -> Image.Image:
+def decode_image(data: bytes, name: str) -> Image.Image:
+    """An upright RGB image of encoded bytes, no more of them than an image file may have.
+
+    Args:
+        data: The encoded image.
+        name: What errors call it.
+
+    Raises:
+        ImageError: It cannot be read, or would take too much memory.
+    """
     data = screen(data, name)
+    claimed = webp_size(data)
+    if claimed is not None:  # Pillow makes the canvas of a WebP when it opens it
+        per_pixel, fixed = webp_demand(data)
+        _check_peak(math.prod(claimed) * (4 + per_pixel) + fixed, name)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -111,7 +125,10 @@ def _check_memory(image: Image.Image, name: str, needed: Demand, orientation: in
     stored = 2 if image.mode.startswith("I;16") else _STORED.get(image.mode, 4)
     turned = stored if orientation == 1 else 2 * stored
     converted = stored if image.mode == "RGB" else stored + (5 if _is_deep(image) else 4)
-    peak = image.width * image.height * max(stored + needed.per_pixel, turned, converted) + needed.fixed
+    _check_peak(image.width * image.height * max(stored + needed.per_pixel, turned, converted) + needed.fixed, name)
+
+
+def _check_peak(peak: float, name: str) -> None:
     if peak > MAX_MEMORY:
         raise ImageSizeError(f"{name} would take {peak / 1e6:,.0f} MB to decode; make it smaller first")
 

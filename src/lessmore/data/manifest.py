@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Iterable, Sequence
+import io
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from lessmore.data.coop import names_by_label
 from lessmore.data.dataset import Dataset, Files
 from lessmore.data.layout import inside, own_file
 from lessmore.data.spec import COMMON, Spec
+from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError, unknown
 from lessmore.prompts import class_names
 
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 COLUMNS = ("path", "label", "classname")
 
 
@@ -41,7 +44,7 @@ def read_manifest(file: Path, classes: Sequence[str] | None = None, anywhere: bo
         ConfigError: The file cannot be used; the message names the row or column.
     """
     rows = _rows(file)
-    paths = tuple(str(row["path"]) for row in rows)
+    paths = tuple(row["path"] for row in rows)
     if not anywhere:
         inside(paths, file)
     labels, classes = _labels(rows, classes, file)
@@ -49,30 +52,47 @@ def read_manifest(file: Path, classes: Sequence[str] | None = None, anywhere: bo
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            rows = _parse(stream, file)
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no manifest {file}; check the path") from error
-    except (ValueError, csv.Error) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); write UTF-8 CSV, JSON or JSON lines") from error
+    if file.suffix.lower() not in _PARSERS:
+        raise ConfigError(f"{file} does not end in .csv, .json or .jsonl; give the manifest that ending")
+    rows = _PARSERS[file.suffix.lower()](read_text(file, "the manifest"), file)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{file} is not a list of objects; write one with path and label for each image")
     for number, row in enumerate(rows, 1):
-        if not row.get("path") or row.get("label") in (None, ""):
+        if row.get("path") in (None, "") or row.get("label") in (None, ""):
             raise ConfigError(_without(file, number, row))
+        strange = next((name for name, kinds in _KINDS.items() if type(row.get(name)) not in kinds), None)
+        if strange is not None:
+            raise ConfigError(f"{file}: row {number} has the {strange} {str(row[strange])[:60]!r}; {_WANTED}")
     return rows
 
 
-def _parse(stream: Iterable[str], file: Path) -> Any:
-    ending = file.suffix.lower()
-    if ending == ".csv":
-        return list(csv.DictReader(stream))
-    if ending == ".json":
-        return json.loads("".join(stream))
-    if ending == ".jsonl":
-        return [json.loads(line) for line in stream if line.strip()]
-    raise ConfigError(f"{file} does not end in .csv, .json or .jsonl; give the manifest that ending")
+_KINDS = {"path": (str,), "label": (str, int), "classname": (str, type(None))}
+_WANTED = "paths and class names are texts, labels texts or whole numbers"
+
+
+def _csv_rows(text: str, file: Path) -> list[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        names = list(reader.fieldnames or ())
+        rows = list(reader)
+    except csv.Error as error:
+        raise ConfigError(f"{file} is not CSV (line {reader.line_num}: {error}); correct it") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{file} has two columns {twice!r}; give every column its own name")
+    return rows
+
+
+def _json_lines(text: str, file: Path) -> list[Any]:
+    lines = enumerate(text.split("\n"), 1)
+    return [parse_json(line, f"{file}, line {number},") for number, line in lines if line.strip()]
+
+
+_PARSERS: dict[str, Callable[[str, Path], Any]] = {
+    ".csv": _csv_rows,
+    ".json": lambda text, file: parse_json(text, str(file)),
+    ".jsonl": _json_lines,
+}
 
 
 def _without(file: Path, number: int, row: dict[str, Any]) -> str:
@@ -88,7 +108,7 @@ def _labels(
     rows: list[dict[str, Any]], classes: Sequence[str] | None, file: Path
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     texts = [str(row["label"]).strip() for row in rows]
-    if not all(text.lstrip("-").isdecimal() for text in texts):
+    if not all(_NUMBER.fullmatch(text) for text in texts):
         known = list(classes) if classes is not None else sorted(set(texts))
         strange = next((text for text in texts if text not in known), None)
         if strange is not None:

@@ -65,18 +65,19 @@ _CIFAR = "cifar100c"
 _DIRECT = ("folder:", "manifest:", "hf:")
 
 
-def open_dataset(name: str, root: Path | None = None) -> Dataset:
+def open_dataset(name: str, root: Path | None = None, network: bool = True) -> Dataset:
     """A data set by name, or described by a path. No image is read.
 
     Args:
         name: A registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or hf:NAME[@SPLIT].
         root: The folder that holds the data sets; only registered names need it.
+        network: Whether a Hugging Face data set may be looked up on the network.
 
     Raises:
         ConfigError: The name is unknown, or the files are missing or damaged.
     """
     if is_direct(name):
-        return _open_direct(name)
+        return _open_direct(name, network)
     name = canonical(name)
     spec, read = DATASETS.find(name.partition("/")[0])
     if root is None:
@@ -143,7 +144,7 @@ def _members(name: str) -> list[str]:
     return matches
 
 
-def _open_direct(name: str) -> Dataset:
+def _open_direct(name: str, network: bool) -> Dataset:
     kind, _, place = name.partition(":") if name.startswith(_DIRECT) else ("yaml", "", name)
     if not place:
         raise ConfigError(f"{name!r} names nothing; write {kind}:PATH")
@@ -153,5 +154,5 @@ def _open_direct(name: str) -> Dataset:
         return manifest.read_manifest(Path(place))
     if kind == "hf":
         at, _, split = place.partition("@")
-        return hf.read_hf(at, split or None)
-    return userfile.read_user_file(Path(place))
+        return hf.read_hf(at, split or None, network)
+    return userfile.read_user_file(Path(place), network)

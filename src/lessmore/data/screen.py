@@ -70,7 +70,7 @@ def demand(data: bytes, image: Image.Image) -> Demand:
         ImageError: The header contradicts itself.
     """
     if image.format == "WEBP":
-        return Demand(12.0, 2 * len(data))  # two canvases and the frame
+        return webp_demand(data)
     if image.format == "PNG":
         texts = any(kind in data for kind in (b"zTXt", b"iTXt", b"iCCP"))
         return Demand(0.0, len(data) + texts * _TEXTS)
@@ -82,6 +82,24 @@ def demand(data: bytes, image: Image.Image) -> Demand:
     except (_Strange, struct.error, IndexError, TypeError, ValueError) as error:
         raise ImageError(f"the image's header cannot be read ({error}); get a complete copy of it") from error
     return Demand(0.0, len(data))
+
+
+def webp_demand(data: bytes) -> Demand:
+    """What a WebP of these bytes takes: two canvases and the frame."""
+    return Demand(12.0, 2 * len(data))
+
+
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of the canvas that a WebP asks for, by its first chunk; None if it is no WebP, or cut short."""
+    kind, body = data[12:16], data[20:30]
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(body) < 10:
+        return None
+    if kind == b"VP8X":
+        return int.from_bytes(body[4:7], "little") + 1, int.from_bytes(body[7:10], "little") + 1
+    if kind == b"VP8L":
+        bits = int.from_bytes(body[1:5], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
 
 
 def _tiff_demand(data: bytes, image: Image.Image) -> Demand:

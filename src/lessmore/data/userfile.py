@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lessmore.data.dataset import Dataset
 from lessmore.data.folder import read_folder
 from lessmore.data.hf import read_hf
 from lessmore.data.manifest import read_manifest
+from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError, unknown
 from lessmore.prompts import class_names, resolve_templates
 
@@ -38,22 +37,25 @@ class Description:
     """Only for manifests: their paths may be absolute or leave the folder."""
 
 
-def read_user_file(file: Path) -> Dataset:
-    """The data set that a YAML file describes."""
+def read_user_file(file: Path, network: bool = True) -> Dataset:
+    """The data set that a YAML file describes.
+
+    Args:
+        file: The description.
+        network: Whether a Hugging Face data set may be looked up on the hub.
+
+    Raises:
+        ConfigError: The file or what it describes cannot be read.
+    """
     given = _description(file)
-    dataset = _read(given, file)
+    dataset = _read(given, file, network)
     if given.classes is not None:
         dataset = replace(dataset, classes=_renamed(dataset.classes, given.classes, file))
     return replace(dataset, name=given.name, templates={**_own(given), **dataset.templates})
 
 
 def _description(file: Path) -> Description:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file {file}; check the path") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} is not YAML ({error}); see docs/datasets.md for an example") from error
+    content = read_yaml(file, "the data set")
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is not a list of fields; write name, reader and path, each with its value")
     _check(content, file)
@@ -83,14 +85,14 @@ def _check_kind(content: dict[Any, Any], key: str, kinds: tuple[type, ...], want
         raise ConfigError(f"{file}: {key} must be {wanted}; put quotes around names that look like numbers")
 
 
-def _read(given: Description, file: Path) -> Dataset:
+def _read(given: Description, file: Path, network: bool) -> Dataset:
     place = file.parent / given.path
     if given.reader == "folder":
         return read_folder(place)
     if given.reader == "manifest":
         names = given.classes if isinstance(given.classes, list) else None
         return read_manifest(place, names, given.anywhere)
-    return read_hf(str(place) if place.is_dir() else given.path, given.split)
+    return read_hf(str(place) if place.is_dir() else given.path, given.split, network)
 
 
 def _renamed(classes: tuple[str, ...], wanted: list[str] | Mapping[str, str], file: Path) -> tuple[str, ...]:

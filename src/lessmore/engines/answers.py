@@ -6,7 +6,6 @@ engine from running ahead of the answers that were given.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from lessmore.engines.answered import Answered, Failure, plain_scores, read
 from lessmore.engines.batching import on_host
 from lessmore.engines.confidence import confidence_in, next_temperature
 from lessmore.engines.tracks import Tracks
+from lessmore.engines.turns import Turns
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.saved import follower_of
@@ -85,7 +85,7 @@ class Answerer:
         self._health = health or Health()
         self.tracks = Tracks()
         self._ahead: _Ahead | None = None
-        self._lock = threading.RLock()
+        self._lock = Turns()
 
     @torch.no_grad()
     def predict(self, pixels: Tensor, track: str | None = None) -> Answered:

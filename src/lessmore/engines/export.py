@@ -12,6 +12,7 @@ loop without this package.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -100,11 +101,16 @@ def save_step(adapter: Adapter, path: str | Path) -> None:
         _need_onnx()
     program = program_of(adapter)
     facts = json.dumps({"classes": adapter.classes, "model": adapter.vlm.fingerprint()})
-    with replacing(path) as new, new.open("wb") as file:
-        if path.suffix == ".pt2":
-            torch.export.save(program, file, extra_files={_FACTS: facts})
-        else:
-            file.write(_onnx_bytes(program, facts))
+    data = _onnx_bytes(program, facts) if path.suffix == ".onnx" else _pt2_bytes(program, facts)
+    with replacing(path) as new:
+        new.write_bytes(data)
+
+
+def _pt2_bytes(program: torch.export.ExportedProgram, facts: str) -> bytes:
+    """In memory first: torch's own writer ends the process where the disk is full."""
+    stream = io.BytesIO()
+    torch.export.save(program, stream, extra_files={_FACTS: facts})
+    return stream.getvalue()
 
 
 def load_step(path: str | Path) -> Exported:

@@ -24,10 +24,12 @@ from lessmore.config import Condensation
 from lessmore.core.algorithm import ENCODING
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, Encoded, encode
+from lessmore.core.stream_check import LARGEST
 from lessmore.core.vit import ViT
 from lessmore.errors import StateError
 from lessmore.storage.cache import Cache, cache_folder, drop, warn_uncached
 from lessmore.storage.sealed import read_facts, read_tensors, write_tensors
+from lessmore.storage.state import Form, finite_problem
 
 _log = logging.getLogger(__name__)
 SCHEMA = "lessmore.encodings/2"
@@ -82,15 +84,17 @@ class Shards:
     log, and its images are encoded again.
     """
 
-    def __init__(self, folder: Path | None, tokens: bool) -> None:
+    def __init__(self, folder: Path | None, tokens: bool, vision: ViT | None = None) -> None:
         """Index the shards of a folder.
 
         Args:
             folder: Where the shards are; None keeps nothing on disk.
             tokens: Whether encodings need their tokens; shards without them are then ignored.
+            vision: The tower that made them; what it cannot have made is refused.
         """
         self.folder = folder
         self.tokens = tokens
+        self._vision = vision
         self._place: dict[str, tuple[Path, int]] = {}
         self._new: dict[str, CachedEncoding] = {}
         self._open = functools.lru_cache(maxsize=_OPEN)(self._read)
@@ -102,7 +106,7 @@ class Shards:
         facts = read_facts(path, SCHEMA)
         ids = facts.get("ids")
         usable = isinstance(ids, list) and (facts.get("tokens") is True or not self.tokens)
-        return [name for name in ids if isinstance(name, str)] if usable and isinstance(ids, list) else []
+        return ids if usable and isinstance(ids, list) and all(isinstance(name, str) for name in ids) else []
 
     def __contains__(self, name: str) -> bool:
         return name in self._place or name in self._new
@@ -130,15 +134,31 @@ class Shards:
             tensors, facts = read_tensors(path, SCHEMA, _MOST, _REMEDY)
         except FileNotFoundError as error:
             raise StateError(f"{path} has gone; {_REMEDY}") from error
-        rows = [place for place in self._place.values() if place[0] == path]
-        shapes = {"feature": 2, "kept": 1} | ({"tokens": 3} if facts.get("tokens") is True else {})
-        fits = tensors.keys() == shapes.keys() and all(
-            tensor.ndim == shapes[name] and len(tensor) >= len(rows) and bool(tensor.isfinite().all())
-            for name, tensor in tensors.items()
-        )
-        if not fits or tensors["kept"].dtype != torch.int64 or facts.get("folder") != path.parent.name:
+        count = sum(place[0] == path for place in self._place.values())
+        kept = tensors.get("kept")
+        usual = facts.get("folder") == path.parent.name and kept is not None and kept.ndim == 1 and len(kept) >= count
+        if not usual or not self._possible(tensors, facts.get("tokens") is True):
             raise StateError(f"{path} does not hold the encodings it is named for; {_REMEDY}")
         return tensors
+
+    def _possible(self, tensors: Mapping[str, Tensor], tokens: bool) -> bool:
+        """Whether the tower can have made them."""
+        n = len(tensors["kept"])
+        if tensors.keys() != {"feature", "kept", *(("tokens",) if tokens else ())} or finite_problem(tensors):
+            return False
+        if self._vision is None:
+            return all(len(tensor) == n for tensor in tensors.values())
+        shape, dtype = self._vision.shape, self._vision.positions.dtype
+        forms = {
+            "feature": Form(torch.promote_types(dtype, torch.float32), (n, shape.embed)),
+            "kept": Form(torch.int64, (n,)),
+            "tokens": Form(dtype, (n, shape.blocks.depth, shape.blocks.width)),
+        }
+        if not all(forms[name].fits(tensor) for name, tensor in tensors.items()):
+            return False
+        bounds = [((tensors["feature"].norm(dim=-1) - 1).abs() < 1e-3), tensors["kept"] >= 1]
+        bounds += [tensors["kept"] <= shape.tokens, *(t.abs() <= LARGEST for t in tensors.values())]
+        return all(bool(bound.all()) for bound in bounds)
 
     def put(self, name: str, entry: CachedEncoding) -> None:
         """Add an encoding; it reaches the disk with its shard, after a few dozen more or at `flush`.

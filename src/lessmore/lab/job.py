@@ -24,13 +24,13 @@ from lessmore.engines import resolve_engine
 from lessmore.errors import ModelError
 from lessmore.lab.provenance import glance
 from lessmore.lab.spec import PRECISIONS, RunSpec
+from lessmore.lab.store import SCHEMA
 from lessmore.methods import Setup, method_options
 from lessmore.models.devices import choose_device
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
 from lessmore.prompts import Templates, class_names, prompts, template_texts
 
-SCHEMA = "lessmore.run/1"
 _NAME_BYTES = 240  # the longest name most file systems take is 255
 
 
@@ -138,11 +138,19 @@ def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None =
     return Job(spec, vlm, stream, settings, class_names(dataset.classes), templates)
 
 
-def open_model(spec: RunSpec) -> VLM:
-    """The model on the device and in the precision asked for."""
+def open_model(spec: RunSpec, network: bool = True) -> VLM:
+    """The model on the device and in the precision asked for.
+
+    Args:
+        spec: The run.
+        network: Whether the model may be looked up on the network.
+
+    Raises:
+        ModelError: It cannot be read, or put on the device.
+    """
     device = choose_device(spec.device)
     try:
-        return load(spec.model).to(device, PRECISIONS[spec.precision])
+        return load(spec.model, network=network).to(device, PRECISIONS[spec.precision])
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"the model cannot be put on device {spec.device!r} ({reason}); try --device cpu") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lessmore.engines.answers import REFUSALS
 from lessmore.errors import ConfigError
 
 MetricRow = Mapping[str, Any]
@@ -38,10 +39,30 @@ def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
         **confidences(answered, right, plain),
         "changed": sum(row["changed"] for row in answered),
         "refused": sum(row["refused"] for row in answered),
+        "set_aside": refused_streak(answered)[0],
         "over_time": over_time(right, plain),
         "domains": _domains(answered, right, plain),
         "tokens_kept": float(np.mean([row["tokens"] for row in answered])) if n else None,
     }
+
+
+def refused_streak(rows: Iterable[MetricRow]) -> tuple[int, int]:
+    """How often answers were refused so many times in a row that the state was set aside, and how many were since."""
+    set_aside = streak = 0
+    for row in rows:
+        if "error" not in row:
+            streak = streak + 1 if row["refused"] else 0
+            set_aside, streak = (set_aside + 1, 0) if streak >= REFUSALS else (set_aside, streak)
+    return set_aside, streak
+
+
+def trouble(found: MetricRow) -> str:
+    """What a run's metrics say of images that have no adapted answer; empty where all is well."""
+    failed, refused, aside = found["failed"], found["refused"], found["set_aside"]
+    parts = [f"{failed:,} images could not be read"] if failed else []
+    parts += [f"{refused:,} adapted answers were not finite and zero-shot's were taken"] if refused else []
+    parts += [f"the state was set aside {aside:,} times"] if aside else []
+    return ", ".join(parts)
 
 
 def resampled(kinds: Array, counts: NDArray[Any], generator: np.random.Generator) -> Array:

@@ -15,12 +15,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lessmore.data.dataset import Dataset
+from lessmore.errors import StateError
 from lessmore.lab import metrics, provenance
 from lessmore.lab.job import prepare_job
+from lessmore.lab.journal import REMEDY, SampleRow
 from lessmore.lab.loader import Loaded, load_images
 from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.store import SampleRow, Store, read_summary
+from lessmore.lab.store import Store, read_summary
 from lessmore.lab.summary import RunSummary, header, summarise_run
 from lessmore.methods.saved import forms_of, problem_of
 from lessmore.models.vlm import VLM
@@ -61,6 +63,8 @@ def run_one(
     job = prepare_job(spec, vlm, dataset)
     folder = Path(output) / job.name
     done = read_summary(folder) if resume else None
+    if done is not None and done["key"] != job.key:
+        raise StateError(f"{folder} holds the summary of another run; {REMEDY}")
     if done is not None:
         return done
     with Store(folder, job.key) as store:
@@ -73,9 +77,7 @@ def run_one(
             sampler.resume(begun.state, store.rows())
         if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), quiet, stop):
             return None
-        found = summarise_run(sampler, store, environment)
-        store.finish(found)
-    return found
+        return store.finish(summarise_run(sampler, store, environment))
 
 
 class CheckpointPace:

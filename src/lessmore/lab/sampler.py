@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
 from lessmore.engines.answered import Answered
-from lessmore.engines.answers import REFUSALS, Answerer, Health
+from lessmore.engines.answers import Answerer, Health
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder, tokens_left
 from lessmore.lab.job import Job
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.loader import Loaded, load_one
-from lessmore.lab.store import SampleRow
+from lessmore.lab.metrics import refused_streak
 from lessmore.methods import FromEncoded, FromViews, Method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.to_pixels import to_pixels, to_views
@@ -38,7 +39,8 @@ class Sampler:
         shared = wants is not None and condensation == PLAIN
 
         def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
-            return CachedEncoder(job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens))
+            shards = Shards(encodings_folder(cache, job.sight, config), tokens, job.vlm.vision)
+            return CachedEncoder(job.vlm.vision, config, shards)
 
         self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
         self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None
@@ -48,16 +50,15 @@ class Sampler:
         """The method on its engine."""
         return self._answerer.method
 
-    def resume(self, state: Mapping[str, Tensor], rows: Iterable[SampleRow]) -> None:
+    def resume(self, state: Mapping[str, Tensor], rows: Sequence[SampleRow]) -> None:
         """Continue a run that was cut off.
 
         Args:
             state: The method's state at the checkpoint.
             rows: The rows up to the checkpoint.
         """
-        health = Health()  # as far as answers depend on it; images without an answer do not count
+        health = Health(refused_in_a_row=refused_streak(rows)[1])  # as far as answers depend on it
         for row in (row for row in rows if "error" not in row):
-            health.refused_in_a_row = (health.refused_in_a_row + 1) % REFUSALS if row["refused"] else 0
             health.seen, health.temperature = health.seen + 1, row["temperature"]
         self._answerer.restore(state, health)
 

@@ -6,15 +6,13 @@
     checkpoint.safetensors   the method's state after `cursor` samples, and how long the two files were then
     summary.json             written once, at the end
 
-Lines are on disk before a checkpoint that counts them. After a crash the files are cut back to the checkpoint, and
-whatever came later, including half a line, is done again.
+Lines are on the disk before a checkpoint that counts them. After a crash the files are cut back to the checkpoint, so
+that whatever came later, half a line included, is done again. Every file is sealed, and checkpoint and summary vouch
+for the lines, so that nothing that was changed is used.
 """
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +23,13 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from lessmore.errors import StateError
-from lessmore.storage.files import write_json
+from lessmore.lab.journal import REMEDY, Journal, JournalMark, SampleRow, read_mark, read_rows
+from lessmore.lab.run_check import check_samples, check_timings, header_problem, summary_problem
+from lessmore.storage.sealed import read_json, write_sealed_json
 from lessmore.storage.state import Form, Problem, finite_problem, read_state, write_state
 
-SampleRow = dict[str, Any]
-_REMEDY = "start this run again with --overwrite"
-_NOTHING = {"cursor": 0, "samples": 0, "timings": 0}
+SCHEMA = "lessmore.run/2"
+_JOURNALS = ("samples", "timings")
 
 
 class Checkpoint(NamedTuple):
@@ -53,42 +52,6 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class Log:
-    """A file of JSON lines that only grows; each line goes to the operating system at once."""
-
-    def __init__(self, path: Path, keep: int) -> None:
-        """Open a log and cut it back.
-
-        Args:
-            path: The file; created if it does not exist.
-            keep: Bytes to keep.
-
-        Raises:
-            StateError: The file is shorter than that.
-        """
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        self.size = keep
-        if os.fstat(self._handle).st_size < keep:
-            self.close()
-            raise StateError(f"{path} is shorter than its checkpoint says; start this run again with --overwrite")
-        os.ftruncate(self._handle, keep)
-
-    def append(self, row: SampleRow) -> None:
-        """Add one line."""
-        line = (json.dumps(row) + "\n").encode()
-        if os.write(self._handle, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.size += len(line)
-
-    def sync(self) -> None:
-        """Flush all lines to the disk."""
-        os.fsync(self._handle)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
-
-
 class Store:
     """A run's folder, held by one process at a time; used in a `with` block."""
 
@@ -96,12 +59,13 @@ class Store:
         self.folder = folder
         self.key = key
         self._lock = FileLock(folder / ".lock")
-        self._samples: Log
-        self._timings: Log
+        self._journals: dict[str, Journal] = {}
 
     def __enter__(self) -> Store:
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            if self.folder.is_symlink():
+                raise StateError(f"{self.folder} is a link; remove it, or choose another --output")
             try:
                 self._lock.acquire(timeout=0)
             except Timeout as error:
@@ -111,9 +75,8 @@ class Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for log in ("_samples", "_timings"):
-            if hasattr(self, log):
-                getattr(self, log).close()
+        for journal in self._journals.values():
+            journal.close()
         self._lock.release()
 
     def begin(
@@ -135,19 +98,30 @@ class Store:
             for left in self.folder.glob(".*.new"):  # by a process that was killed while it wrote
                 left.unlink()
             if not (self.folder / "spec.json").exists():
-                write_json(self.folder / "spec.json", header)
-        begun = path.exists()
-        identity, like = {"key": self.key}, like or {}
-        state, facts = read_state(path, identity, like, problem, _REMEDY) if begun else ({}, dict(_NOTHING))
+                write_sealed_json(self.folder / "spec.json", header)
+        self.header()  # is it whole?
+        if path.exists():
+            state, facts = read_state(path, {"key": self.key}, like or {}, problem, REMEDY)
+            cursor, marks = facts.get("cursor"), {name: read_mark(facts.get(name), path) for name in _JOURNALS}
+        else:
+            state, cursor, marks = {}, 0, dict.fromkeys(_JOURNALS, JournalMark())
         with _writing(self.folder):
-            self._samples = Log(self.folder / "samples.jsonl", facts["samples"])
-            self._timings = Log(self.folder / "timings.jsonl", facts["timings"])
-        return Checkpoint(facts["cursor"], state)
+            for name, mark in marks.items():
+                self._journals[name] = Journal(self.folder / f"{name}.jsonl", mark)
+        return Checkpoint(self._checked(path, cursor, header), state)
+
+    def _checked(self, path: Path, cursor: Any, header: SampleRow) -> int:
+        """The cursor of a checkpoint, if it and the journals can have been left by a run like this one."""
+        samples, timings = self.rows(), self.timings()
+        if type(cursor) is not int or not cursor == len(samples) == len(timings):
+            raise StateError(f"{path} makes no sense: it does not count its samples; {REMEDY}")
+        check_samples(samples, self.folder / "samples.jsonl", len(header["classes"]))
+        check_timings(timings, self.folder / "timings.jsonl")
+        return cursor
 
     def header(self) -> SampleRow:
         """What spec.json says: as the run was begun."""
-        header: SampleRow = json.loads((self.folder / "spec.json").read_text(encoding="utf-8"))
-        return header
+        return read_header(self.folder, self.key)
 
     def append(self, sample: SampleRow, timing: SampleRow) -> None:
         """Add one sample's lines.
@@ -160,8 +134,8 @@ class Store:
             StateError: The folder cannot be written to.
         """
         with _writing(self.folder):
-            self._samples.append(sample)
-            self._timings.append(timing)
+            self._journals["samples"].append(sample)
+            self._journals["timings"].append(timing)
 
     def checkpoint(self, cursor: int, state: Mapping[str, Tensor]) -> None:
         """Store the method's state.
@@ -173,38 +147,88 @@ class Store:
         Raises:
             StateError: The folder cannot be written to.
         """
-        facts = {"cursor": cursor, "samples": self._samples.size, "timings": self._timings.size}
-        with _writing(self.folder):
-            self._samples.sync()
-            self._timings.sync()
-        write_state(self.folder / "checkpoint.safetensors", state, {"key": self.key}, facts)
+        write_state(
+            self.folder / "checkpoint.safetensors", state, {"key": self.key}, {"cursor": cursor, **self._synced()}
+        )
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary. The run is then done, and its checkpoint is removed."""
+    def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary and return what it says. The run is then done, and its checkpoint is removed."""
+        vouched = {**summary, "journals": self._synced()}
         with _writing(self.folder):
-            self._samples.sync()
-            self._timings.sync()
-            write_json(self.folder / "summary.json", summary)
+            write_sealed_json(self.folder / "summary.json", vouched)
             (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        return vouched
 
-    def rows(self, name: str = "samples.jsonl") -> list[SampleRow]:
-        """The lines of a file, as far as it is written."""
-        return read_rows(self.folder / name)
+    def _synced(self) -> dict[str, list[Any]]:
+        """The marks of the journals, once all of their lines are on the disk."""
+        with _writing(self.folder):
+            for journal in self._journals.values():
+                journal.sync()
+        return {name: list(journal.mark) for name, journal in self._journals.items()}
+
+    def rows(self) -> list[SampleRow]:
+        """The samples' lines so far."""
+        return self._journals["samples"].rows()
+
+    def timings(self) -> list[SampleRow]:
+        """The timings' lines so far."""
+        return self._journals["timings"].rows()
 
 
-def read_rows(path: Path) -> list[SampleRow]:
-    """The complete lines of a JSONL file; one that was cut off is left out."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+def read_samples(folder: Path, summary: Mapping[str, Any]) -> list[SampleRow]:
+    """The samples of a finished run.
+
+    Args:
+        folder: The run's folder.
+        summary: Its summary, as `read_summary` gives it.
+
+    Raises:
+        StateError: They are not those that the summary was made of, or make no sense.
+    """
+    path, journals = folder / "samples.jsonl", summary.get("journals")
+    mark = read_mark(journals.get("samples") if isinstance(journals, dict) else None, folder / "summary.json")
+    rows = read_rows(path, mark)
+    check_samples(rows, path, summary["dataset"]["classes"])
+    return rows
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, or None. No lock is needed, because it is written atomically."""
-    path = folder / "summary.json"
+def read_header(folder: Path, key: str) -> SampleRow:
+    """What a run was begun with.
+
+    Args:
+        folder: The run's folder.
+        key: The run's key.
+
+    Raises:
+        StateError: spec.json is missing, damaged, of another run, or makes no sense.
+    """
+    path = folder / "spec.json"
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        header = read_json(path, SCHEMA, REMEDY)
+    except FileNotFoundError as error:
+        raise StateError(f"there is no {path}; {REMEDY}") from error
+    problem = header_problem(header) or (None if header["key"] == key else "it is of another run")
+    if problem:
+        raise StateError(f"{path} makes no sense: {problem}; {REMEDY}")
+    return header
+
+
+def read_summary(folder: Path, name: str = "summary.json") -> dict[str, Any] | None:
+    """The summary of a finished run, or None; needs no lock, for it is there as a whole or not at all.
+
+    Args:
+        folder: The run's folder.
+        name: The summary's file in it.
+
+    Raises:
+        StateError: It is damaged, of another version, or makes no sense.
+    """
+    path = folder / name
+    try:
+        summary = read_json(path, SCHEMA, REMEDY)
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise StateError(f"{path} cannot be read ({error}); start this run again with --overwrite") from error
+    problem = summary_problem(summary)
+    if problem:
+        raise StateError(f"{path} makes no sense: {problem}; {REMEDY}")
     return summary

@@ -11,9 +11,10 @@ import numpy as np
 from lessmore.core.costs import Accounting, costs
 from lessmore.core.encoder import PLAIN
 from lessmore.lab import metrics, provenance
-from lessmore.lab.job import SCHEMA, Job
+from lessmore.lab.job import Job
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.sampler import Sampler
-from lessmore.lab.store import SampleRow, Store
+from lessmore.lab.store import SCHEMA, Store
 
 RunSummary = dict[str, Any]
 
@@ -54,7 +55,7 @@ def summarise_run(sampler: Sampler, store: Store, environment: dict[str, Any]) -
             "note": job.stream.note,
         },
         "metrics": metrics.metrics(store.rows()),
-        "cost": _cost(sampler, store.rows("timings.jsonl")),
+        "cost": _cost(sampler, store.timings()),
         "provenance": {
             **environment,
             "weights": job.vlm.fingerprint(),

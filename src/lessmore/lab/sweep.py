@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
-import yaml
 
 from lessmore.data.orders import plan_stream
+from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError, LessmoreError, unknown
 from lessmore.lab.job import open_model
 from lessmore.lab.runner import run_one
@@ -62,11 +62,7 @@ def read_grid(path: Path) -> SweepGrid:
     cpus: 2                          # threads of each run
     gpus: 0.5                        # GPUs of each run, on Ray
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise ConfigError(f"the grid {path} cannot be read ({reason}); give a YAML file with the key grid") from error
+    content = read_yaml(path, "the grid")
     if not isinstance(content, dict) or not content.get("grid"):
         raise ConfigError(f"{path} has no grid; write the settings of the runs below the key grid")
     for name in content:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_c
 from PIL import Image
 from torch import Tensor
 
-from lessmore.config import Adaptation, Condensation, Preset
+from lessmore.config import Adaptation, Condensation, Preset, check_value
 from lessmore.core.class_list import by_rows
 from lessmore.core.class_texts import ClassTexts
 from lessmore.core.condense.source import Step
@@ -277,18 +277,8 @@ def method_options(name: str, options: Mapping[str, Any]) -> Any:
     for key, value in options.items():
         if key not in hints:
             raise ConfigError(unknown(f"option of {name}", key, hints))
-        if hints[key] in (bool, int, float, str) and not _fits(value, hints[key]):
-            raise ConfigError(f"{key}={value!r} is not {_A[hints[key]]}")
+        check_value(key, value, hints[key])
     return kind(**options) if kind else None
-
-
-_A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is kind
 
 
 def make_method(name: str, setup: Setup) -> Method:

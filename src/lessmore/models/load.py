@@ -47,7 +47,7 @@ class HFTokens:
         return ids
 
 
-def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
+def load(model: Any, tokenizer: Any = None, preprocess: Any = None, network: bool = True) -> VLM:
     """A VLM from your model object, from a name, or from a folder.
 
     Names and folders bring their own tokenizer and preprocessing and are loaded in float32.
@@ -60,6 +60,7 @@ def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
             one that belongs to the model.
         preprocess: A `Preprocess`, a transformers image processor, or a function from a Pillow image to pixels
             `[3, H, W]`; None finds the one that belongs to the model.
+        network: Whether a name may be looked up on the network; else only on this machine.
 
     Raises:
         ModelError: The model is not supported, or its weights, tokenizer or preprocessing cannot be found.
@@ -73,16 +74,18 @@ def load(model: Any, tokenizer: Any = None, preprocess: Any = None) -> VLM:
     if isinstance(model, VLM):
         return model
     if isinstance(model, (str, os.PathLike)):
-        return _from_name(os.fspath(model), tokenizer, preprocess)
+        return _from_name(os.fspath(model), tokenizer, preprocess, network)
     if isinstance(model, nn.Module):
         return _from_object(model, tokenizer, preprocess)
     raise unsupported_model(f"an object of type {type(model).__name__}")
 
 
-def _from_name(name: str, tokenizer: Any, preprocess: Any) -> VLM:
+def _from_name(name: str, tokenizer: Any, preprocess: Any, network: bool) -> VLM:
     if name in MODELS:
         return load_embedded(name)
     if name.startswith("open_clip:"):
+        if not network and not name.startswith("open_clip:local-dir:"):
+            raise ModelError(f"{name} would be looked up on the network; allow that with --network, or give a folder")
         return _from_open_clip(name.removeprefix("open_clip:"), tokenizer, preprocess)
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -90,7 +93,7 @@ def _from_name(name: str, tokenizer: Any, preprocess: Any) -> VLM:
             return _from_open_clip(f"local-dir:{folder}", tokenizer, preprocess)
         return _from_hf(str(folder), tokenizer, preprocess, local=True)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return _from_hf(name, tokenizer, preprocess, local=False)
+        return _from_hf(name, tokenizer, preprocess, local=not network)
     raise ModelError(
         f"{name!r} is neither a folder nor a model name; write 'open_clip:ViT-B-16/openai', a hub id such as "
         "'openai/clip-vit-base-patch16', or the path of a folder with config.json"
@@ -180,7 +183,7 @@ def _try(read: Callable[[], Any]) -> Any:
 def _from_hf(name: str, tokenizer: Any, preprocess: Any, local: bool) -> VLM:
     transformers = _need("transformers", "hf")
     cls = getattr(transformers, _hf_class(_hf_config(name, local), name))
-    if local and not any(Path(name).glob("*.safetensors")):
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise ModelError(f"{name} holds no *.safetensors weights; save the model with model.save_pretrained(folder)")
     options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": local}
     try:
@@ -199,7 +202,7 @@ def _from_hf(name: str, tokenizer: Any, preprocess: Any, local: bool) -> VLM:
 
 def _hf_config(name: str, local: bool) -> Mapping[str, Any]:
     configs = _need("transformers", "hf").PretrainedConfig
-    if local and not (Path(name) / "config.json").is_file():
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ModelError(f"{name} holds no config.json; give a folder written by model.save_pretrained(folder)")
     try:
         config: Mapping[str, Any] = configs.get_config_dict(name, local_files_only=local)[0]

@@ -55,6 +55,8 @@ def _decoded(image: Image) -> PIL.Image.Image | Tensor:
     """An RGB image, or the pixels [3, H, W] of a tensor [3, H, W] or [1, 3, H, W] that is not uint8."""
     if not isinstance(image, Tensor):
         return load_image(image)
+    if image.is_meta or image.layout != torch.strided or image.is_quantized:
+        raise ImageError("the tensor is sparse, quantised or without values (device 'meta'); give a plain one")
     if image.ndim == 4 and len(image) == 1:
         image = image[0]
     if image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lessmore.errors import StateError
 from lessmore.lab.metrics import Array, interval, resampled
-from lessmore.lab.store import read_rows
+from lessmore.lab.store import read_samples
 from lessmore.lab.summary import RunSummary
 from lessmore.paper.plan import TablePlan, run_identity
 
@@ -79,7 +79,7 @@ def _rows(summary: RunSummary, folder: Path) -> list[dict[str, Any]]:
     place = next(folder.glob(f"*_{summary['key'][:16]}"), None)
     if place is None:
         raise StateError(f"the run {summary['key'][:16]} is no longer in {folder}; run the same command again")
-    return read_rows(place / "samples.jsonl")
+    return read_samples(place, summary)
 
 
 def per_image_means(images: NDArray[np.str_], values: Array) -> PerImage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,8 +11,9 @@ from typing import Any
 from lessmore.data.dataset import Dataset
 from lessmore.data.orders import chooses_classes
 from lessmore.data.registry import expand_names, is_direct, open_dataset, spec_of
-from lessmore.errors import ConfigError, ImageError, unknown
+from lessmore.errors import ConfigError, ImageError, LessmoreError, unknown
 from lessmore.lab.spec import RunSpec
+from lessmore.lab.store import read_header, read_summary
 from lessmore.lab.sweep import spread_apart
 from lessmore.methods import method_options
 from lessmore.paper.tables import TableRow, TableSpec
@@ -206,8 +206,9 @@ def finished_runs(folder: Path) -> dict[Hashable, Path]:
     # Oldest first, so that later runs replace earlier ones.
     for file in sorted(folder.glob("*/summary.json"), key=lambda file: file.stat().st_mtime_ns):
         try:
-            asked = json.loads((file.parent / "spec.json").read_text(encoding="utf-8"))["spec"]
-            found[run_identity(RunSpec(**asked))] = file.parent
-        except (OSError, ValueError, KeyError, TypeError):  # not one of ours, or of another version
+            summary = read_summary(file.parent)
+            if summary is not None:
+                found[run_identity(RunSpec(**read_header(file.parent, summary["key"])["spec"]))] = file.parent
+        except (LessmoreError, TypeError):  # not one of ours, or of another version
             continue
     return found

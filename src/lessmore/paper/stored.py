@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError, unknown
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.write import to_html, to_latex, to_markdown
@@ -15,11 +16,15 @@ from lessmore.paper.notes import Value
 from lessmore.paper.show import table_page
 from lessmore.paper.tables import TABLES
 from lessmore.storage.files import replacing
+from lessmore.storage.sealed import seal_of
+
+_REMEDY = "make it again with lessmore reproduce --collect"
 
 
 def to_json(value: Value) -> str:
-    """JSON with one line per row, so that a diff shows which rows changed."""
-    parts = [f"{json.dumps(name)}: {_listed(content)}" for name, content in value.items()]
+    """Sealed JSON with one line per row, so that a diff shows which rows changed."""
+    sealed = {**value, "seal": seal_of(json.loads(json.dumps(value)))}
+    parts = [f"{json.dumps(name)}: {_listed(content)}" for name, content in sealed.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
@@ -108,8 +113,15 @@ def read_table(folder: Path) -> list[Value]:
 
 def _read(file: Path) -> Value | None:
     """The table in a file; None where it is something else, such as the numbers of a figure."""
+    value = parse_json(read_text(file, "the table"), str(file))
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        return None
+    # Tables that were made before there were seals have none.
+    if "seal" in value and value.pop("seal") != seal_of(value):
+        raise ConfigError(f"{file} is damaged: its checksum does not match; {_REMEDY}")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); make the table again") from error
-    return value if isinstance(value, dict) and value.get("schema") == SCHEMA else None
+        for _, make in FORMATS.values():
+            make(value)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{file} makes no sense ({type(error).__name__}: {error}); {_REMEDY}") from error
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -11,7 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from lessmore.errors import StateError
+
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
+"""What the system says of links, pipes and folders opened in this way."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -51,6 +58,61 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             os.unlink(new)
         raise
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes of lessmore from writing the same file at the same time.
+
+    Args:
+        path: The file, in a folder that exists.
+
+    Raises:
+        StateError: Another process is writing it.
+        OSError: Nothing can be written beside it.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise StateError(f"another process is writing {path}; wait until it ends, or choose another output") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: whoever opened it before that sees that it has gone
+            os.unlink(lock.lock_file)
+        lock.release()
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """Open an ordinary file, never what a link points to, and without waiting.
+
+    Args:
+        path: The file.
+        flags: As for `os.open`. A file that may be changed must have no second name.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        StateError: It is a link or no ordinary file.
+        OSError: It cannot be opened.
+    """
+    try:
+        handle = os.open(path, flags | _CAREFULLY, 0o666)
+    except OSError as error:
+        if error.errno in _ODD:
+            raise _foreign(path) from error
+        raise
+    found, changed = os.fstat(handle), flags & (os.O_RDWR | os.O_WRONLY)
+    if not stat.S_ISREG(found.st_mode) or (changed and found.st_nlink > 1):
+        os.close(handle)
+        raise _foreign(path)
+    return handle
+
+
+def _foreign(path: Path) -> StateError:
+    return StateError(f"{path} is a link or no ordinary file; remove it, or choose another output")
 
 
 def _sync(path: Path) -> None:

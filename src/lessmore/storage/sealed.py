@@ -111,7 +111,7 @@ def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
     """
     plain = json.loads(json.dumps(value))
     with replacing(path) as new:
-        new.write_text(json.dumps({**plain, "seal": _digest(plain)}, indent=1) + "\n", encoding="utf-8")
+        new.write_text(json.dumps({**plain, "seal": seal_of(plain)}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, schema: str, remedy: str) -> dict[str, Any]:
@@ -134,20 +134,21 @@ def read_json(path: Path, schema: str, remedy: str) -> dict[str, Any]:
         _refuse(path, "holds no object", remedy)
     _check_schema(path, value.get("schema"), schema, remedy)
     seal = value.pop("seal", None)
-    if seal != _digest(value):
+    if seal != seal_of(value):
         _refuse(path, "is damaged: its checksum does not match", remedy)
     return value
 
 
-def _digest(value: Any) -> str:
+def seal_of(value: Any) -> str:
+    """The seal of a value of JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _bytes(path: Path, limit: int, remedy: str) -> bytes:
     try:
         return read_file(path, limit)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         raise StateError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
 

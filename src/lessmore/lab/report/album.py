@@ -24,10 +24,10 @@ from lessmore.data.registry import open_dataset
 from lessmore.errors import ConfigError, LessmoreError, StateError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder
 from lessmore.lab.job import Job, open_model, prepare_job
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tokens import PALETTE, as_seen, cluster_colours, jpeg_uri
 from lessmore.lab.spec import RunSpec
-from lessmore.lab.store import SampleRow
 from lessmore.methods import make_method
 from lessmore.methods.tca import TCA
 from lessmore.models.to_pixels import to_pixels
@@ -80,9 +80,17 @@ class Album:
 class Library:
     """Models and data sets by name, each opened once for all runs of a page."""
 
-    def __init__(self, root: str | None, cache: bool | str | Path) -> None:
+    def __init__(self, root: str | None, cache: bool | str | Path, network: bool = False) -> None:
+        """Open nothing yet.
+
+        Args:
+            root: Where the data sets are now, if they have moved.
+            cache: Where the runs kept their encodings.
+            network: Whether names may be looked up on the network. Whoever made the runs chose the names.
+        """
         self.root = root
         self.cache = cache
+        self.network = network
         self._datasets: dict[tuple[str, str | None], Dataset] = {}
         self._models: dict[tuple[str, str], VLM] = {}
 
@@ -98,7 +106,9 @@ class Library:
         """The data set that a run names."""
         name = spec.dataset, spec.root
         if name not in self._datasets:
-            self._datasets[name] = open_dataset(spec.dataset, None if spec.root is None else Path(spec.root))
+            self._datasets[name] = open_dataset(
+                spec.dataset, None if spec.root is None else Path(spec.root), self.network
+            )
         return self._datasets[name]
 
     def job(self, run: Finished) -> Job:
@@ -106,10 +116,10 @@ class Library:
         spec = self.spec(run)
         dataset, name = self.dataset(spec), (spec.model, spec.precision)
         if name not in self._models:
-            self._models[name] = open_model(spec)
+            self._models[name] = open_model(spec, self.network)
         job, then = prepare_job(spec, self._models[name], dataset), run.header["identity"]
         for part, now in (("stream", job.stream.fingerprint()), *((p, job.sight[p]) for p in ("pixels", "model"))):
-            if now != then[part]:
+            if now != then.get(part):
                 raise ConfigError(f"{_WHAT[part]} not those of the run any more; {_REMEDY}")
         return job
 
@@ -166,9 +176,8 @@ class _Replay:
         self.tick = tick
         self.method = make_method("tca", job.setup(cache)) if job.spec.method == "tca" else None
         config = canonical_condensation(job.settings.condensation)
-        self.encoder = CachedEncoder(
-            job.vlm.vision, config, Shards(encodings_folder(cache, job.sight, config), tokens=True)
-        )
+        shards = Shards(encodings_folder(cache, job.sight, config), tokens=True, vision=job.vlm.vision)
+        self.encoder = CachedEncoder(job.vlm.vision, config, shards)
 
     @torch.no_grad()
     def album(self, chosen: Sequence[int], classes: tuple[str, ...]) -> Album:

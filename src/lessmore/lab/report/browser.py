@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.report.album import Album
 from lessmore.lab.report.tokens import PALETTE, TINT
-from lessmore.lab.store import SampleRow
 
 _NONE = -1
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.metrics import BINS
 from lessmore.lab.report.charts import Axis, Bar, Plot, bar_chart, round_axis, signed_number
-from lessmore.lab.store import SampleRow
 
 _FIRST = 20  # running accuracies of fewer images say nothing
 _BARS = 15  # a chart has no more

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import lessmore
 from lessmore.lab.labels import preset_label, preset_note
+from lessmore.lab.metrics import trouble
 from lessmore.lab.report import charts, detail
 from lessmore.lab.report.album import Album, AlbumEntry
 from lessmore.lab.report.browser import names_of, page_data
@@ -135,7 +136,7 @@ def _panel(number: int, name: str, run: Finished, album: Album) -> ReportPanel:
 def _facts(run: Finished) -> dict[str, str]:
     spec, data, found, made = (run.summary[name] for name in ("spec", "dataset", "metrics", "provenance"))
     machine = made["hardware"]["gpu"] or made["hardware"]["cpu"]
-    failed = f", {found['failed']:,} could not be read" if found["failed"] else ""
+    failed = f"; {trouble(found)}" if trouble(found) else ""
     options = ", ".join(f"{name} = {value}" for name, value in spec["options"].items())
     return {
         "Data": f"{data['name']}, {data['classes']:,} classes; {data['note'] or 'all images'}",

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lessmore.errors import ConfigError, StateError
+from lessmore.lab.journal import REMEDY, SampleRow
 from lessmore.lab.report.tables import SummaryView
-from lessmore.lab.store import SampleRow, read_rows
+from lessmore.lab.store import read_header, read_samples, read_summary
 
-SCHEMA = "lessmore.run/1"
 _MARKS = ("spec", "summary")
-_PARTS = ("key", "spec", "dataset", "metrics", "provenance")
 
 
 @dataclass(frozen=True)
@@ -27,27 +25,29 @@ class Finished:
 
     @cached_property
     def rows(self) -> list[SampleRow]:
-        """A row per sample, in the order of the stream."""
-        rows = self._read(read_rows, "samples.jsonl")
-        if not rows:
-            raise StateError(f"{self.folder} has no samples.jsonl; give the whole folder that lessmore run wrote")
-        return list(rows)
+        """A row per sample, in the order of the stream.
+
+        Raises:
+            StateError: The samples are damaged, or not those of the summary.
+        """
+        rows = read_samples(self.folder, self.summary)
+        found, right = self.summary["metrics"], [row for row in rows if "error" not in row]
+        hits = sum(row["prediction"] == row["label"] for row in right)
+        if found["n"] != len(right) or abs(found["accuracy"] * len(right) - hits) > 1e-6 * len(rows):
+            raise StateError(f"{self.folder} makes no sense: its summary is not that of its samples; {REMEDY}")
+        return rows
 
     @cached_property
     def header(self) -> SummaryView:
-        """The request, from spec.json."""
-        header: SummaryView = self._read(lambda path: json.loads(path.read_text(encoding="utf-8")), "spec.json")
+        """What was asked, as spec.json has it; raises `StateError` where that is damaged."""
+        header = read_header(self.folder, self.summary["key"])
+        if len(header["classes"]) != self.summary["dataset"]["classes"]:
+            raise StateError(f"{self.folder} makes no sense: it names other classes than it counts; {REMEDY}")
         return header
 
     def check(self) -> None:
         """Read everything now; raises `StateError` if that is impossible."""
         _ = self.rows, self.header
-
-    def _read(self, read: Callable[[Path], Any], name: str) -> Any:
-        try:
-            return read(self.folder / name)
-        except (OSError, ValueError) as error:
-            raise StateError(f"{self.folder / name} cannot be read ({error}); do this run again") from error
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[Finished], list[str]]:
@@ -80,11 +80,9 @@ def _summary_files(path: Path) -> Iterator[Path]:
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        summary = read_summary(file.parent, file.name)
+    except StateError as error:
+        return {}, str(error).removeprefix(f"{file} ").rpartition(";")[0]
+    if summary is None:
         return {}, "not finished"
-    except (OSError, ValueError):
-        return {}, "not readable"
-    if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not all(part in summary for part in _PARTS):
-        return {}, f"not a summary of the form {SCHEMA}"
     return summary, "" if summary["metrics"]["n"] else "no image could be read"

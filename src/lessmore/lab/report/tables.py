@@ -224,6 +224,9 @@ def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[s
     failed = sum(run.metrics["failed"] for run in runs)
     if failed:
         notes.append(f"{failed:,} images could not be read and count nowhere.")
+    refused = sum(run.metrics["refused"] for run in runs)
+    if refused:
+        notes.append(f"{refused:,} adapted answers were not finite; zero-shot's count in their place.")
     if repeated:
         notes.append(f"{repeated} older runs of the same setting, stream and seed are left out.")
     if incomplete:

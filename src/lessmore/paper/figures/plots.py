@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lessmore.lab.journal import SampleRow
 from lessmore.lab.metrics import BINS
 from lessmore.lab.report.detail import class_gains, confidence_bins
 from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.lab.report.tables import ALWAYS, SOMETIMES, newest_runs
-from lessmore.lab.store import SampleRow
 from lessmore.paper.figures import style
 from lessmore.paper.figures.request import Drawn, json_data
 

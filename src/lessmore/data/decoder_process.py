@@ -1,0 +1,72 @@
+"""The other end of a `Decoder`: a process that decodes what it is sent, and holds itself to limits.
+
+Each request is a line of JSON with name and size, then the encoded bytes; each reply a line of JSON, then the pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import IO
+
+from PIL import Image
+
+from lessmore.data.images import decode_image
+from lessmore.errors import ImageError, ImageSizeError
+
+STRIP = 256
+"""Rows sent at a time."""
+
+
+def serve_images(memory: int) -> None:
+    """Decode images from standard input until it ends.
+
+    Args:
+        memory: Bytes that decoding may take beyond what the process holds now.
+    """
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # nobody else may write into the replies
+    Image.init()
+    _limit(memory)
+    _say(replies, {"ready": True})
+    while line := requests.readline():
+        asked = json.loads(line)
+        try:
+            image = decode_image(requests.read(asked["bytes"]), asked["name"])
+            _say(replies, {"size": image.size})
+            _send(image, replies)
+        except ImageError as error:
+            _say(replies, {"error": str(error), "large": isinstance(error, ImageSizeError)})
+        except MemoryError:
+            os._exit(1)  # what is left of the memory may be too little for another image
+
+
+def _say(replies: IO[bytes], told: dict[str, object]) -> None:
+    replies.write(json.dumps(told).encode() + b"\n")
+    replies.flush()
+
+
+def _send(image: Image.Image, replies: IO[bytes]) -> None:
+    """In strips, for a copy of the whole picture would double the memory."""
+    for top in range(0, image.height, STRIP):
+        box = (0, top, image.width, min(top + STRIP, image.height))
+        replies.write(image.crop(box).tobytes())
+    replies.flush()
+
+
+def _limit(memory: int) -> None:
+    """Limits that the system keeps: memory, and no file and no core dump written."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
+    for kind, limit in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (lower, lower))

@@ -1,0 +1,21 @@
+"""Everything that is mutated, by the words of the table in docs/hardening.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fuzz import images, names, runs, states, typed
+from tests.fuzz.outcomes import Trial
+
+KINDS: dict[str, Callable[[Path, bool], Trial]] = {
+    "state files": states.state_files,
+    "class-embedding cache": states.class_embedding_cache,
+    "encoding cache, through a run": states.encoding_cache,
+    "interrupted runs, resumed": runs.interrupted_runs,
+    "finished runs: build, report, run": runs.finished_runs,
+    "YAML, manifests, class lists, options": typed.typed_files,
+    "images": images.image_files,
+    "special inputs": images.special_inputs,
+    "hostile names in pages and tables": names.hostile_names,
+}
