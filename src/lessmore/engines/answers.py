@@ -166,6 +166,11 @@ class Answerer:
         with self._lock:
             return replace(self._health)
 
+    @property
+    def temperature(self) -> float:
+        """What evidence is divided by as the stream stands, without the look at the memory that `health()` takes."""
+        return self._health.temperature
+
     def health(self) -> Health:
         """Counts since the start or the last reset, and how the memory and the stream mean stand."""
         with self._lock:

@@ -101,9 +101,9 @@ class Sampler:
             answered = self._answerer.predict(seen)
             tokens = tokens_left(self.job.vlm.vision, answered.steps)
         answer = _answer_row(answered, zero_shot, tokens)
-        answer["temperature"] = self._answerer.health().temperature  # unrounded: a resumed run goes on from it
         seconds = (encoded - begun) + (self._clock() - compared)
         timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
+        answer["temperature"] = self._answerer.temperature  # unrounded: a resumed run goes on from it
         return answer, timing
 
     def _zero_shot(self, name: str, pixels: Callable[[], Tensor]) -> Tensor:
