@@ -17,9 +17,11 @@ demo: $(VENV)/.base ## a minute's tour on the embedded default
 test: $(VENV)/.dev ## the tests of every change, 8 minutes at most; page tests are skipped without Chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-services: $(VENV)/.dev ## the tests that start a service; today that is Ray, on this machine
-	@echo "test-services: today this starts Ray on this machine and kills its workers; there is no other service"
-	$(BIN)/python -m pytest -m 'services and not soak' tests/fault
+test-services: $(VENV)/.dev ## the tests that start a service on this machine: Ray, PostgreSQL, an S3 server
+	@command -v initdb || ls /usr/lib/postgresql/*/bin/initdb \
+	  || { $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends postgresql; } \
+	  || echo "test-services: no PostgreSQL, and apt-get cannot install it here; its tests are skipped"
+	$(BIN)/python -m pytest -m 'services and not soak' tests/fault tests/serve
 
 browser: ## Chromium for the page tests; only this and .ci/run install it
 	@command -v chromium || command -v chromium-browser || test -n "$$CHROMIUM" \

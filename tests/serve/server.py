@@ -63,7 +63,8 @@ class Server:
     """A process of `lessmore serve`."""
 
     def __init__(self, store: Path, *flags: str, wait: bool = True, **environment: str) -> None:
-        command = [sys.executable, "-m", "lessmore", "serve", "--port", "0", "--store", str(store), *flags]
+        place = () if "--store" in flags else ("--store", str(store))
+        command = [sys.executable, "-m", "lessmore", "serve", "--port", "0", *place, *flags]
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
         self.log = store.with_suffix(".log")
         with open(self.log, "ab") as errors:

@@ -30,7 +30,7 @@ from lessmore.serve.auth import read_keys
 from lessmore.serve.registry import StreamRegistry
 from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
-from lessmore.serve.store import FolderStore
+from lessmore.serve.store import FolderStore, StateStore
 
 _LOG = logging.getLogger("lessmore.serve")
 STOPPED_AT_ONCE = 130
@@ -81,7 +81,7 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         if settings.durability == "none":
             place = tempfile.mkdtemp(prefix="lessmore-serve-")
             stack.callback(shutil.rmtree, place, ignore_errors=True)
-        store = FolderStore(Path(place), settings.fsync)
+        store = open_store(place, settings)
         stack.callback(store.close)
         registry = StreamRegistry(settings.db or f"sqlite:///{Path(place).absolute()}/registry.db", settings.fsync)
         stack.callback(registry.close)
@@ -92,6 +92,25 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
         asyncio.run(_Server(make_app(service, keys), service).serve(sockets=[listener]))
     return 0
+
+
+def open_store(place: str, settings: ServerSettings) -> StateStore:
+    """The store at a place.
+
+    Args:
+        place: A folder, or a URL that fsspec knows.
+        settings: All settings.
+
+    Raises:
+        ConfigError: It cannot be used, or another server has it.
+    """
+    if "://" not in place:
+        return FolderStore(Path(place), settings.fsync)
+    if settings.db is None:
+        raise ConfigError("a store behind a URL needs a registry that lasts, too; give --db URL")
+    from lessmore.serve.objectstore import ObjectStore
+
+    return ObjectStore(place)
 
 
 class _Server(uvicorn.Server):
