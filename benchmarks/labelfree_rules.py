@@ -151,7 +151,7 @@ def _balanced(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor,
     """Mean over the classes answered so far of each one's running mean of 50 images; weight: their share."""
     means, counts, total = state
     k = z.argmax(keepdim=True)
-    counts = counts + (torch.arange(len(z)) == k)
+    counts = counts + (torch.arange(len(z), device=z.device) == k)
     delta = (f - means.index_select(0, k)) / counts.gather(0, k).clamp_max(50)
     means, total = means.index_add(0, k, delta), total + delta[0]
     seen = (counts > 0).float()
@@ -287,7 +287,7 @@ def _second(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, S
     own, means, counts = state
     logits, own = debias.observe(own, z, f, stage.texts, CAREFUL)
     k = logits.argmax(keepdim=True)
-    counts = counts + (torch.arange(len(z)) == k)
+    counts = counts + (torch.arange(len(z), device=z.device) == k)
     means = means.index_add(0, k, (f - means.index_select(0, k)) / counts.gather(0, k))
     trust = counts / (counts + 3)
     middle = trust @ means / trust.sum()

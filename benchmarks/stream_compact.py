@@ -62,15 +62,18 @@ def save_compact(pool: Pool, folder: Path) -> None:
 
 def load_compact(name: str, folder: Path) -> tuple[Pool, Tensor]:
     """A pool whose towers seem to have one layer, and the early layer's tokens `[rows, 64]`."""
-    found = dict(np.load(folder / f"{name}.features.npz")) | dict(np.load(folder / f"{name}.tokens.npz"))
+    found, beside = dict(np.load(folder / f"{name}.features.npz")), folder / f"{name}.tokens.npz"
+    found |= dict(np.load(beside)) if beside.is_file() else {}
 
     def decoded(key: str) -> Tensor:
         return torch.from_numpy(found[f"{key}.codes"].astype(np.float32) * found[f"{key}.scale"])
 
     texts = ClassTexts.of(torch.from_numpy(found["text"]), float(found["scale"]))
-    codes = Codes(F.normalize(decoded("features"), dim=-1), decoded("tokens")[:, None])
+    none = torch.zeros(len(found["right"]), 1)
+    tokens, shallow = (decoded(key) if f"{key}.codes" in found else none for key in ("tokens", "shallow"))
+    codes = Codes(F.normalize(decoded("features"), dim=-1), tokens[:, None])
     facts = {key: found[key] for key in ("labels", "photos", "deep")}
     pool = Pool(
         name, texts, tuple(found["conditions"].tolist()), **facts, codes={"default": codes}, right=found["right"]
     )
-    return pool, decoded("shallow")
+    return pool, shallow

@@ -26,9 +26,8 @@ from lessmore.core.correction import layer_weights
 from lessmore.core.step import Operations, Sample, settle
 from lessmore.engines.capture import capture
 from lessmore.engines.multi import operations_of
-from lessmore.methods import Setup
+from lessmore.methods import Setup, make_method
 from lessmore.methods.feature_stream import FeatureStream
-from lessmore.methods.registry import make
 from lessmore.methods.tda import TDA, Cache
 
 STEPS_AT_ONCE = 700
@@ -125,7 +124,7 @@ def by_method(name: str, light: bool = False, recorded: bool = True, **options: 
 
     @cache
     def method(pool: Pool) -> FeatureStream[Any]:
-        made: Any = make(name, replace(_setup(pool, preset("default")), options=options))
+        made: Any = make_method(name, replace(_setup(pool, preset("default")), options=options))
         return made
 
     def start(pool: Pool, S: int) -> State:
@@ -148,7 +147,7 @@ def by_caches() -> Rule:
     """TDA of the product, whose caches are handed to it."""
 
     def method(pool: Pool) -> TDA:
-        made: Any = make("tda", _setup(pool, preset("default")))
+        made: Any = make_method("tda", _setup(pool, preset("default")))
         return made
 
     def start(pool: Pool, S: int) -> State:

@@ -1,8 +1,8 @@
 """Streams as cameras see them: gain and harm of every rule, by kind of stream; docs/streams.md.
 
-    python benchmarks/streams.py pack --root DATA --models MODELS --output PACK
-    python benchmarks/streams.py steps --pack PACK --part fix report
-    python benchmarks/streams.py measure --pack PACK --part fix --output OUT
+    python benchmarks/stream_packs.py --root DATA --models MODELS --output PACK
+    python benchmarks/streams.py measure --pack PACK --part fix report --compact --output OUT      # with a GPU
+    python benchmarks/streams.py trial --compact OUT --rules news --output OUT                     # without
     python benchmarks/streams.py tables OUT/*.json
 
 A cell is model × set × condition × kind, the mean gain over matched zero-shot (same prompts, all tokens) of DRAWS
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stream_compact import save_compact
+from stream_candidates import CANDIDATES, NEWS
+from stream_compact import load_compact, save_compact
 from stream_kinds import AFTER, BEFORE, COVER, COVER_KINDS, Stream, make_streams
 from stream_pool import Pool, encode_pool, load_tower
 from stream_rules import RULES, Rule, Run, condensations, run
+from stream_tables import show
 
 DRAWS, FEW, RESAMPLES, SOON = 20, 5, 400, 30
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -128,17 +130,41 @@ def pool_of(
 def measure(args: argparse.Namespace) -> None:
     """Measure what the pack holds of some parts."""
     args.output.mkdir(parents=True, exist_ok=True)
-    rules = [rule for rule in RULES if not args.rules or rule.name in args.rules]
+    rules = asked(args.rules)
     for part in args.part:
         for name, conditions in PARTS[part].items():
             if not (args.pack / f"{name}.npz").is_file():
                 continue
             codes = {rule.code for rule in rules} | {"default"}
-            pool = pool_of(args.pack, name, conditions, args.device, codes, args.size)
+            pool = pool_of(args.pack, name, conditions[: args.conditions], args.device, codes, args.size)
             if args.compact:
                 save_compact(pool, args.output)
             found = {"part": part, **measure_pool(pool, rules, args.draws)}
             (args.output / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def asked(names: list[str] | None) -> list[Rule]:
+    """The rules of these names; all but those with other constants unless given."""
+    known = (*RULES, *CANDIDATES) if names else (*RULES, NEWS)
+    return [rule for rule in known if not names or rule.name in names]
+
+
+def trial(args: argparse.Namespace) -> None:
+    """Run rules on the compact encodings of `measure --compact`, and add them to what was measured on the tokens.
+
+    Rules on final features lose nothing but the rounding of features; those with a memory are only approximated.
+    """
+    for path in sorted(args.compact.glob("*.features.npz")):
+        name = path.name.removesuffix(".features.npz")
+        part = next(part for part, packs in PARTS.items() if name in packs)
+        target = args.output / f"{name}.json"
+        found = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {"part": part, "rules": {}}
+        pool, _ = load_compact(name, args.compact)
+        fresh = measure_pool(pool, asked(args.rules), args.draws)
+        rules = found["rules"] | {
+            k: v | {"compact": True} for k, v in fresh["rules"].items() if k not in found["rules"]
+        }
+        target.write_text(json.dumps({"part": part, **fresh, "rules": rules}), encoding="utf-8")
 
 
 def arguments() -> argparse.Namespace:
@@ -152,12 +178,20 @@ def arguments() -> argparse.Namespace:
     measuring.add_argument("--output", type=Path, required=True)
     measuring.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     measuring.add_argument("--compact", action="store_true", help="also write encodings that a CPU can run rules on")
+    measuring.add_argument("--conditions", type=int, help="only the first so many conditions of a pack")
     measuring.add_argument("--draws", type=int, default=DRAWS)
     measuring.add_argument("--size", type=float, default=1.0, help="share of the views, for a trial on a CPU")
+    trying = commands.add_parser("trial", help="run rules on compact encodings, on a CPU")
+    trying.add_argument("--compact", type=Path, required=True)
+    trying.add_argument("--rules", nargs="*")
+    trying.add_argument("--output", type=Path, required=True)
+    trying.add_argument("--draws", type=int, default=DRAWS)
+    showing = commands.add_parser("tables", help="print the tables of docs/streams.md")
+    showing.add_argument("results", type=Path, nargs="+")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     args = arguments()
     torch.backends.cuda.matmul.allow_tf32 = True
-    {"measure": measure}[args.command](args)
+    {"measure": measure, "trial": trial, "tables": lambda args: show(args.results)}[args.command](args)
