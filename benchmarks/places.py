@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--tower", type=Path, default=Path("tower.safetensors"), help="where the weights are kept")
     parser.add_argument("--images", type=int, default=500, help="test images")
     parser.add_argument("--random", type=int, default=4, help="images for the towers of random weights")
-    parser.add_argument("--R", type=float, nargs="+", default=[0.9, 0.7, 0.5])
+    parser.add_argument("--R", type=float, nargs="+", default=[0.9, 0.7])
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/places.json"))
     parser.add_argument("--table", type=Path, help="only print the table of a result file")
     args = parser.parse_args()

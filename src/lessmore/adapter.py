@@ -321,6 +321,7 @@ def adapt(
     reducer: str = "auto",
     engine: str = "auto",
     device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     seed: int = 0,
     tokenizer: Any = None,
     preprocess: Any = None,
@@ -339,7 +340,9 @@ def adapt(
         R: Kept fraction of the tokens; None means the preset's, 0.9 for `default`.
         reducer: One of `list_reducers()`; `auto` condenses for `tca` alone.
         engine: One of `list_engines()`; `auto` picks by the model's device.
-        device: Where to run, such as `cuda`; None leaves the model where it is. Your own model stays as it is.
+        device: Where to run, such as `cuda`; `auto` is a GPU where there is one. None leaves the model where it is.
+            Your own model stays as it is.
+        dtype: Type of the weights, `float32`, `float16` or `bfloat16`; None leaves them as they are.
         seed: Seed of random views, where the method looks at some.
         tokenizer: The model's tokenizer, where `load` needs it.
         preprocess: The model's preprocessing, where `load` needs it.
@@ -361,8 +364,7 @@ def adapt(
     """
     check_engine(engine)
     resolve(method, preset, R, reducer, options)  # refuse a wrong name before a large model is read
-    vlm = load(model, tokenizer, preprocess)
-    vlm = vlm if device is None else vlm.to(device)
+    vlm = load(model, tokenizer, preprocess, device=device, dtype=dtype)
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
     known = class_list(vlm, classes, templates, cache)
     setup = Setup(

@@ -130,6 +130,19 @@ def _legacy_clip() -> nn.Module:
     return model
 
 
+def _metaclip2() -> nn.Module:
+    """Pooled at the end mark 2, which is not the largest id."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "MetaClip2Model"):
+        pytest.skip("this transformers has no MetaCLIP 2")
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = tower | {"vocab_size": 64, "eos_token_id": 2, "hidden_act": "quick_gelu"}
+    vision = tower | {"image_size": 42, "patch_size": 14, "hidden_act": "quick_gelu"}
+    config = transformers.MetaClip2Config(text_config=text, vision_config=vision, projection_dim=24)
+    model: nn.Module = transformers.MetaClip2Model(config)
+    return model
+
+
 def _siglip(vocab: int, **vision: Any) -> nn.Module:
     from transformers import SiglipConfig, SiglipModel
 
@@ -148,16 +161,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformers/CLIP-B-16": lambda: _clip(768, 12, 16, 512, 512),
     "transformers/CLIP-L-14": lambda: _clip(1024, 24, 14, 768, 768),
     "transformers/CLIP-legacy": _legacy_clip,
+    "transformers/MetaCLIP-2": _metaclip2,
     "transformers/SigLIP-B-16": lambda: _siglip(32_000),
 }
 
 
 def _tokens(towers: Towers) -> Tensor:
-    """Three texts whose end mark, the largest id, stands at different places, with padding after it."""
+    """Three texts whose end mark, mostly the largest id, stands at different places, with padding after it."""
     shape = towers.text.shape
     tokens = torch.randint(3, shape.vocab - 1, (3, shape.context), generator=torch.Generator().manual_seed(1))
     for row, end in enumerate((2, 5, shape.context - 1)):
-        tokens[row, end] = shape.vocab - 1
+        tokens[row, end] = shape.eos_id if shape.pool == "eos_id" else shape.vocab - 1
         tokens[row, end + 1 :] = 0
     return tokens
 

@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import lessmore
+from lessmore.core.text import TextTower
 from lessmore.errors import ConfigError, ImageError, ModelError
+from lessmore.models import weights_alone
 from lessmore.models.load import load
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.vlm import VLM
@@ -172,9 +177,7 @@ def test_quick_gelu_follows_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
         ("open_clip:RN50/openai", "ModifiedResNet"),
         ("open_clip:convnext_base/laion400m_s13b_b51k", "ConvNeXt"),
         ("open_clip:coca_ViT-B-32/laion2b_s13b_b90k", "CoCa"),
-        ("open_clip:EVA02-B-16/merged2b_s8b_b131k", "Eva"),
-        ("open_clip:PE-Core-B-16/meta", "Eva"),
-        ("open_clip:MobileCLIP-B/datacompdr", "class token without a position"),
+        ("open_clip:MobileCLIP-B/datacompdr", "a timm hybrid, whose patches leave a stack of convolutions"),
         ("open_clip:roberta-ViT-B-32/laion2b_s12b_b32k", "transformers text tower"),
         ("open_clip:ViT-B-16", "add a tag, one of openai"),
         ("open_clip:ViT-B-16/opnai", "did you mean openai"),
@@ -314,3 +317,111 @@ def test_prompt_embeddings_can_be_fed_in(clip_folder: Path) -> None:
     features.sum().backward()
     assert prompt.grad is not None
     assert bool((prompt.grad[:, 1].abs().sum(-1) > 0).all())
+
+
+def test_device_and_dtype_by_name(clip_folder: Path) -> None:
+    for name, dtype in (("bfloat16", torch.bfloat16), (torch.float16, torch.float16), ("float32", torch.float32)):
+        vlm = load(clip_folder, device="cpu", dtype=name)
+        assert (vlm.dtype, vlm.text.positions.dtype, vlm.device.type) == (dtype, dtype, "cpu")
+    adapter = lessmore.adapt("tiny", ["a circle", "a star"], device="auto", dtype="bfloat16", cache=False)
+    assert adapter.vlm.dtype == torch.bfloat16
+    for wrong in ("int8", torch.float64):
+        with pytest.raises(ConfigError, match="take float32, float16, bfloat16"):
+            load(clip_folder, dtype=wrong)
+    with pytest.raises(ConfigError, match="device 'nowhere' cannot be used"):
+        load(clip_folder, device="nowhere")
+
+
+@pytest.fixture
+def small_architecture(tmp_path: Path) -> Iterator[str]:
+    """An architecture that open_clip knows by name, for as long as the test runs."""
+    config = {
+        "embed_dim": 24,
+        "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 2},
+        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+    }
+    (tmp_path / "small-for-tests.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path / "small-for-tests.json")
+    yield "small-for-tests"
+    open_clip.factory._MODEL_CONFIGS.pop("small-for-tests")
+
+
+@pytest.mark.parametrize("way", ["dictionary", "file", "half"])
+def test_weights_alone_with_the_name_of_their_architecture(way: str, small_architecture: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    host = open_clip.create_model(small_architecture).eval()
+    weights: Any = {name: tensor.contiguous() for name, tensor in host.state_dict().items()}
+    if way == "half":
+        weights = {name: tensor.half() for name, tensor in weights.items()}
+    if way != "dictionary":
+        save_file(weights, tmp_path / "model.safetensors")
+        weights = tmp_path / "model.safetensors"
+    vlm = load(weights, preprocess=Preprocess(32), architecture=small_architecture)
+    assert (vlm.name, vlm.dtype) == (small_architecture, torch.float32)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(vlm.encode_image(pixels), host.encode_image(pixels), atol=2e-3, rtol=0)
+    assert vlm.tokenize(["a dog"]).shape == (1, 12)
+
+
+def test_weights_of_something_else_are_refused(small_architecture: str, tmp_path: Path) -> None:
+    weights = open_clip.create_model(small_architecture).state_dict()
+    with pytest.raises(ModelError, match="pass architecture="):
+        load(dict(weights))
+    with pytest.raises(ModelError, match="not those of ViT-B-32: they"):
+        load(weights, architecture="ViT-B-32")
+    with pytest.raises(ModelError, match="did you mean"):
+        load(weights, architecture="ViT-B-61")
+    with pytest.raises(ModelError, match="convolution|ModifiedResNet"):
+        load(weights, architecture="RN50")
+    (tmp_path / "broken.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+        load(tmp_path / "broken.safetensors", architecture=small_architecture)
+    with pytest.raises(ModelError, match="state dict of tensors"):
+        load({"a": 1}, architecture=small_architecture)
+
+
+def test_images_are_prepared_as_all_published_weights_of_an_architecture_agree() -> None:
+    with torch.device("meta"):
+        host = open_clip.CustomTextCLIP(**_settings("ViT-B-16-SigLIP"))
+    weights_alone._describe_images(open_clip, host, "ViT-B-16-SigLIP")
+    assert Preprocess.from_open_clip(host.visual.preprocess_cfg) == Preprocess(
+        224, "squash", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+    )
+
+
+def _settings(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = open_clip.get_model_config(name)
+    config.pop("custom_text", None)
+    return config
+
+
+def test_a_prompt_that_is_cut_is_said(clip_folder: Path, siglip_folder: Path) -> None:
+    for folder in (clip_folder, siglip_folder):
+        vlm = load(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            vlm.tokenize(["a photo of a dog", "a " * 18])
+        with pytest.warns(UserWarning, match="1 of 2 prompts are longer than the model's 24 tokens"):
+            vlm.tokenize(["a dog", "a " * 40])
+    bpe = load(_small_open_clip(), open_clip.get_tokenizer("ViT-B-16", context_length=12), Preprocess(32))
+    bpe = replace(bpe, text=TextTower(replace(bpe.text.shape, vocab=49408)))
+    with pytest.warns(UserWarning, match="1 of 1 prompts are longer than the model's 12 tokens"):
+        bpe.tokenize(["a photo of a very large dog that is running after a ball"])
+
+
+def test_metaclip_2_loads_from_its_folder(clip_tokenizer: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "MetaClip2Model"):
+        pytest.skip("this transformers has no MetaCLIP 2")
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = tower | {"vocab_size": len(clip_tokenizer), "eos_token_id": 2, "max_position_embeddings": 24}
+    vision = tower | {"image_size": 32, "patch_size": 8}
+    config = transformers.MetaClip2Config(text_config=text, vision_config=vision, projection_dim=24)
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    for part in (transformers.MetaClip2Model(config), clip_tokenizer, images):
+        part.save_pretrained(tmp_path)
+    vlm = load(tmp_path)
+    assert (vlm.family, vlm.text.shape.pool, vlm.text.shape.eos_id) == ("clip", "eos_id", 2)
+    assert vlm.encode_image(torch.zeros(1, 3, 32, 32)).shape == (1, 24)

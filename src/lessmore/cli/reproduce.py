@@ -222,7 +222,7 @@ def _draw(value: dict[str, Any], folder: Path) -> None:
 def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool) -> dict[str, dict[str, float]]:
     """Times and memory of the rows; measured rows are kept beside the table, and those are all that --collect takes."""
     file = folder / f"{plan.table.name}-pace.json"
-    known: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+    known: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     specs = {row.name: plan.cells[i, 0][0] for i, row in enumerate(plan.rows) if (i, 0) in plan.cells}
     dataset = datasets(plan.columns[0].dataset)
     if not collected and not isinstance(dataset, str) and specs.keys() - known.keys():

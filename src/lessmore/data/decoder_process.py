@@ -64,7 +64,7 @@ def _limit(memory: int) -> None:
 
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
     if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
     for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]

@@ -30,7 +30,7 @@ def _core(cpu: int, system: Path) -> str:
     """A name that processors on one physical core share."""
     try:
         siblings = system / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-        return siblings.read_text().strip()
+        return siblings.read_text(encoding="utf-8").strip()
     except OSError:
         return str(cpu)
 
@@ -39,9 +39,11 @@ def _quota(group: Path) -> int | None:
     """Whole cores a control group (version 2, or 1) grants; None where it sets no limit."""
     try:
         if (group / "cpu.max").is_file():
-            time, period = (group / "cpu.max").read_text().split()
+            time, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         else:
-            time, period = ((group / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+            time, period = (
+                (group / "cpu" / f"cpu.cfs_{part}_us").read_text(encoding="utf-8") for part in ("quota", "period")
+            )
         return None if time == "max" or int(time) < 0 else max(1, int(time) // int(period))
     except (OSError, ValueError):
         return None

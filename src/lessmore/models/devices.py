@@ -1,4 +1,4 @@
-"""Where a model runs, by name."""
+"""Where a model runs and in which numbers, by name."""
 
 from __future__ import annotations
 
@@ -27,3 +27,26 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used ({reason}); take auto or cpu") from error
     return device
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Types of weights by name."""
+
+
+def choose_dtype(name: str | torch.dtype) -> torch.dtype:
+    """The type of weights that a name stands for.
+
+    Args:
+        name: A key of `DTYPES`, or the type itself.
+
+    Raises:
+        ConfigError: Towers do not run in this type.
+
+    Example:
+        >>> choose_dtype("bfloat16")
+        torch.bfloat16
+    """
+    known = str(name).removeprefix("torch.")
+    if known not in DTYPES:
+        raise ConfigError(f"weights cannot be {known}; take {', '.join(DTYPES)}")
+    return DTYPES[known]

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from lessmore.assets import MODELS
 from lessmore.errors import ConfigError, ModelError, unknown
+from lessmore.models.devices import choose_device, choose_dtype
 from lessmore.models.embedded import load_embedded
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.towers import Towers, import_model, is_a
 from lessmore.models.towers.weights import unsupported_model
 from lessmore.models.vlm import VLM, Tokenizer, Transform
+from lessmore.models.weights_alone import with_weights
 
-_HF_CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel"}
+_HF_CLASSES = {"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "siglip": "SiglipModel"}
 _CLIP_VOCAB, _CLIP_CONTEXT = 49408, 77
 
 
@@ -47,20 +49,34 @@ class HFTokens:
         return ids
 
 
-def load(model: Any, tokenizer: Any = None, preprocess: Any = None, network: bool = True) -> VLM:
-    """A VLM from your model object, from a name, or from a folder.
+def load(
+    model: Any,
+    tokenizer: Any = None,
+    preprocess: Any = None,
+    network: bool = True,
+    *,
+    architecture: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> VLM:
+    """A VLM from your model object, from a name, from a folder, or from weights alone.
 
-    Names and folders bring their own tokenizer and preprocessing and are loaded in float32.
+    Names and folders bring their own tokenizer and preprocessing and are loaded in float32, whatever type they are
+    stored in.
 
     Args:
-        model: An open_clip model, a transformers `CLIPModel` or `SiglipModel`, an embedded model such as `tiny`,
-            `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as `openai/clip-vit-base-patch16`,
-            a folder with `config.json` and safetensors, or a `VLM`, which is returned as it is.
+        model: An open_clip model, a transformers `CLIPModel`, `MetaClip2Model` or `SiglipModel`, an embedded model
+            such as `tiny`, `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as
+            `openai/clip-vit-base-patch16`, a folder with `config.json` or `open_clip_config.json` and safetensors, a
+            `VLM`, or with `architecture` a state dict or the path of a safetensors file.
         tokenizer: A transformers tokenizer or processor, or a function from texts to ids `[B, T]`; None finds the
             one that belongs to the model.
         preprocess: A `Preprocess`, a transformers image processor, or a function from a Pillow image to pixels
             `[3, H, W]`; None finds the one that belongs to the model.
         network: Whether a name may be looked up on the network; else only on this machine.
+        architecture: open_clip's name of the model that weights alone belong to, such as `ViT-B-16-quickgelu`.
+        device: Where the model goes, such as `cuda`; `auto` is a GPU where there is one. None leaves it where it is.
+        dtype: Type of the weights, `float32`, `float16` or `bfloat16`; None leaves them as they are.
 
     Raises:
         ModelError: The model is not supported, or its weights, tokenizer or preprocessing cannot be found.
@@ -71,13 +87,36 @@ def load(model: Any, tokenizer: Any = None, preprocess: Any = None, network: boo
         >>> lessmore.load("tiny").vision.shape.image_size
         64
     """
+    place = None if device is None else choose_device(str(device))
+    number = None if dtype is None else choose_dtype(dtype)
+    vlm = _read(model, tokenizer, preprocess, architecture, network)
+    return vlm if place is None and number is None else vlm.to(place, number)
+
+
+def _read(model: Any, tokenizer: Any, preprocess: Any, architecture: str | None, network: bool) -> VLM:
+    if architecture is not None:
+        host = with_weights(_need("open_clip", "open-clip"), architecture, model, inspected)
+        return _from_object(host, tokenizer or named_tokenizer(architecture), preprocess, architecture)
     if isinstance(model, VLM):
         return model
     if isinstance(model, (str, os.PathLike)):
         return _from_name(os.fspath(model), tokenizer, preprocess, network)
     if isinstance(model, nn.Module):
         return _from_object(model, tokenizer, preprocess)
+    if isinstance(model, Mapping):
+        raise ModelError("weights alone do not say what model they are; pass architecture= an open_clip name")
     raise unsupported_model(f"an object of type {type(model).__name__}")
+
+
+def named_tokenizer(architecture: str) -> Tokenizer:
+    """The tokenizer of an open_clip name.
+
+    Raises:
+        ModelError: It cannot be read, for example without a network.
+    """
+    open_clip = _need("open_clip", "open-clip")
+    found: Tokenizer = _hf_part(lambda: open_clip.get_tokenizer(architecture), architecture, "tokenizer")
+    return found
 
 
 def _from_name(name: str, tokenizer: Any, preprocess: Any, network: bool) -> VLM:
@@ -266,7 +305,7 @@ def _from_open_clip(name: str, tokenizer: Any, preprocess: Any) -> VLM:
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_read(f"open_clip:{name}", error) from error
     if tokenizer is None:
-        tokenizer = _hf_part(lambda: open_clip.get_tokenizer(model_name), f"open_clip:{name}", "tokenizer")
+        tokenizer = named_tokenizer(model_name)
     return _from_object(model, tokenizer, preprocess, f"open_clip:{name}")
 
 

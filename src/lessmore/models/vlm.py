@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +95,8 @@ class VLM:
         """
         if not texts:
             raise ConfigError("there are no texts to tokenize; give at least one")
-        tokens = self.tokenizer([canonicalise(text, self.family) for text in texts])
+        texts = [canonicalise(text, self.family) for text in texts]
+        tokens = self.tokenizer(texts)
         context, vocab = self.text.shape.context, self.text.shape.vocab
         if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.is_floating_point():
             raise ModelError("the tokenizer must return integer ids [B, T]; pass the one that belongs to the model")
@@ -103,7 +105,25 @@ class VLM:
                 f"the tokenizer gives ids up to {int(tokens.max())} in rows of {tokens.shape[1]}, the model knows "
                 f"{vocab} in rows of {context}; pass the tokenizer that belongs to the model"
             )
+        self._say_what_was_cut(texts, tokens)
         return tokens.long()
+
+    def _say_what_was_cut(self, texts: list[str], tokens: Tensor) -> None:
+        """Warn where the end of a text made no difference: rows that are full, and stay the same without it."""
+        full = torch.ne(tokens[:, -1], tokens[:, -2]).nonzero().flatten().tolist() if tokens.shape[1] > 1 else []
+        full = [i for i in full if len(texts[i]) > 1]
+        if not full:
+            return
+        shorter = self.tokenizer([texts[i][:-1] for i in full])
+        if shorter.shape[1] != tokens.shape[1]:
+            return
+        cut = [texts[i] for i, row in zip(full, shorter, strict=True) if torch.equal(row, tokens[i])]
+        if cut:
+            warnings.warn(
+                f"{len(cut)} of {len(texts)} prompts are longer than the model's {tokens.shape[1]} tokens and were "
+                f"cut, the first is {cut[0][:80]!r}; use shorter names or templates",
+                stacklevel=4,
+            )
 
     def classifier(
         self,

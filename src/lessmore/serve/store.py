@@ -6,9 +6,9 @@ holds already may still stand in the journal after a crash; readers skip them by
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,6 +152,10 @@ class FolderStore:
 
 def _locked(root: Path) -> IO[bytes]:
     """The folder made ready, and its lock, which the system gives back if this process dies."""
+    if sys.platform == "win32":
+        raise ConfigError("a store is locked as Linux and macOS lock files; run the server there, or in a container")
+    import fcntl
+
     try:
         (root / "streams").mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)

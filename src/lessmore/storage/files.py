@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -116,6 +117,8 @@ def _foreign(path: Path) -> StateError:
 
 
 def _sync(path: Path) -> None:
+    if sys.platform == "win32" and path.is_dir():
+        return  # there a folder cannot be opened, and its entry is written with the file
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""transformers' CLIPModel, versions 4.57 to 5."""
+"""transformers' CLIPModel, versions 4.57 to 5, and MetaClip2Model, which names its weights alike."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _vision_shape(model: Any) -> ViTShape:
 def _text_shape(model: Any) -> TextShape:
     host = model.text_model
     eos = int(host.eos_token_id)
-    pool: TextPool = "eos_argmax" if eos == _LEGACY_EOS else "eos_id"
+    legacy = eos == _LEGACY_EOS and is_a(model, "transformers", "CLIPModel")
+    pool: TextPool = "eos_argmax" if legacy else "eos_id"
     tokens, positions = host.embeddings.token_embedding, host.embeddings.position_embedding
     embed = model.text_projection.out_features
     return TextShape(block_shape(host), tokens.num_embeddings, positions.num_embeddings, embed, pool=pool, eos_id=eos)
@@ -106,7 +107,7 @@ def clip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers:
     return Towers(build_vision(vision, seen), build_text(text, read), scale, 0.0, "clip")
 
 
-@register_family("transformers-clip", lambda model: is_a(model, "transformers", "CLIPModel"))
+@register_family("transformers-clip", lambda model: is_a(model, "transformers", "CLIPModel", "MetaClip2Model"))
 def import_clip(model: nn.Module) -> Towers:
-    """Our towers around a transformers CLIPModel."""
+    """Our towers around a transformers CLIPModel or MetaClip2Model."""
     return clip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))

@@ -15,7 +15,7 @@ from lessmore.errors import ModelError
 
 SUPPORTED = (
     "supported are plain vision transformers with a plain text transformer: open_clip's own ViTs, its timm ViTs "
-    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel and SiglipModel"
+    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel, MetaClip2Model and SiglipModel"
 )
 T = TypeVar("T")
 
