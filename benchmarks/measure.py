@@ -1,7 +1,8 @@
 """Do all runs of some tables in one process on a GPU; the tables follow with --collect.
 
     python benchmarks/measure.py options budget --model MODEL --root DATA --dataset eurosat --limit 600 --output OUT
-    lessmore reproduce options budget --model MODEL --root DATA --dataset eurosat --limit 600 --output OUT --collect
+    lessmore reproduce options budget --model MODEL --root DATA --dataset eurosat --limit 600 --output OUT --collect \
+        --engine eager
 
 Left to itself a run is a process that encodes images one by one. Here one process has the GPU to itself and all images
 on it. It encodes a stream in batches, once for every condensation, and TCA goes through each order of it by the exact
@@ -46,7 +47,7 @@ from lessmore.lab.cache import canonical_condensation
 from lessmore.lab.job import prepare_job
 from lessmore.lab.provenance import environment
 from lessmore.lab.spec import RunSpec
-from lessmore.methods import Setup, make_method
+from lessmore.methods import Outcome, Setup, make_method
 from lessmore.methods.zeroshot import zero_shot_logits
 from lessmore.models.load import load
 from lessmore.paper.plan import DatasetCache, ReproductionRequest, distinct_runs, finished_runs, plan_table
@@ -118,14 +119,17 @@ class Machine:
         none = feature.new_empty(len(feature), 0, 0)
         return zero_shot_logits(Encoded(feature, none, []), setup.text, setup.logit_scale).softmax(dim=-1)
 
-    def hand_over(self, spec: RunSpec, scores: Tensor, before: Tensor, kept: Sequence[int]) -> None:
-        """Have a run written; scores and before [n, C] in its order, kept in the order of seed 0."""
+    def hand_over(
+        self, spec: RunSpec, scores: Tensor, before: Tensor, kept: Sequence[int], evidence: Tensor | None = None
+    ) -> None:
+        """Have a run written; scores, before and evidence [n, C] in its order, kept in the order of seed 0."""
         order = self.order(where_of(spec), spec.seed)
         plain = self.probabilities(spec, self.pictures[where_of(spec)].plain)[order]
         ours, unadapted, matched = (part.float().cpu().numpy() for part in (scores, before, plain))
         method = make_method(spec.method, self.setup(spec))
         costs = Costs(method.macs("paper"), method.macs("matmul"))
-        answers = Answers(ours, unadapted, matched, [kept[i] for i in order])
+        judged_by = None if evidence is None else evidence.float().cpu().numpy()
+        answers = Answers(ours, unadapted, matched, [kept[i] for i in order], judged_by)
         self.written.append(self.pool.submit(record, spec, answers, costs))
 
     def encoded(self, specs: Sequence[RunSpec]) -> None:
@@ -135,10 +139,10 @@ class Machine:
         for spec in specs:
             rows = torch.tensor(self.order(where_of(spec), spec.seed), device=found.feature.device)
             before = self.probabilities(spec, found.feature[rows])
-            scores = before if spec.method == "zeroshot" else found.feature[rows]
+            scores, evidence = before if spec.method == "zeroshot" else found.feature[rows], None
             if spec.method == "tca":
-                scores = walked(self.setup(spec), found, rows)
-            self.hand_over(spec, scores, before, found.kept)
+                scores, evidence = walked(self.setup(spec), found, rows)
+            self.hand_over(spec, scores, before, found.kept, evidence)
 
     def guided(self, specs: Sequence[RunSpec]) -> None:
         """A run of TCA whose anchors guide the encoder."""
@@ -151,7 +155,7 @@ class Machine:
         last = torch.stack([answer.steps[-1].target.amax() for answer in answers])
         kept = dict(zip(order, (last + 1 + self.vision.shape.first).tolist(), strict=True))
         scores, before = (torch.stack(part) for part in ([a.scores for a in answers], [a.zero_shot for a in answers]))
-        self.hand_over(spec, scores, before, [kept[i] for i in range(len(order))])
+        self.hand_over(spec, scores, before, [kept[i] for i in range(len(order))], evidence_of_all(answers))
         print(f"again {chunk.work.again / chunk.work.images:.2f}, walks {chunk.work.walks}", flush=True)
 
     def online(self, specs: Sequence[RunSpec]) -> None:
@@ -197,7 +201,7 @@ def codes(vision: ViT, images: Tensor, config: Condensation, batch: int) -> Code
     """Encode images [n, 3, H, W] in batches."""
     features, tokens, kept = [], [], []
     for part in images.split(batch):
-        feature, token, steps = encoder.encode(vision, part, config)
+        feature, token, steps, _ = encoder.encode(vision, part, config)
         features.append(feature)
         tokens.append(token)
         last = steps[-1].target.flatten(1).amax(1) + 1 + vision.shape.first if steps else None
@@ -205,15 +209,22 @@ def codes(vision: ViT, images: Tensor, config: Condensation, batch: int) -> Code
     return Codes(torch.cat(features), torch.cat(tokens), kept)
 
 
-def walked(setup: Setup, found: Codes, rows: Tensor) -> Tensor:
-    """TCA's probabilities [n, C] for encodings in the order of rows [n]."""
+def walked(setup: Setup, found: Codes, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """TCA's probabilities and the logits it judges them by, [n, C] each, for encodings in the order of rows [n]."""
     chunk = Chunk(
         setup,
         (len(rows),),
         prefix=lambda chosen: chosen,  # type: ignore[arg-type,return-value]
         rest=lambda chosen, _: Encoded(found.feature[chosen], found.tokens[chosen], []),  # type: ignore[index]
     )
-    return torch.stack([answer.scores for answer in chunk.predict_many(rows)])
+    answers = chunk.predict_many(rows)
+    return torch.stack([answer.scores for answer in answers]), evidence_of_all(answers)
+
+
+def evidence_of_all(answers: Sequence[Outcome]) -> Tensor | None:
+    """The logits by which answers are judged, [n, C]; None where the method has none of its own."""
+    found = [answer.evidence for answer in answers if answer.evidence is not None]
+    return torch.stack(found) if found else None
 
 
 def tasks(machine: Machine, specs: Sequence[RunSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -266,7 +277,7 @@ def arguments() -> argparse.Namespace:
 
 def missing(args: argparse.Namespace, datasets: DatasetCache) -> list[RunSpec]:
     """The runs that the tables need and that are not done, planned as `lessmore reproduce` plans."""
-    common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": args.device}
+    common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": args.device, "engine": "eager"}
     corruptions = tuple(None if name == "none" else name for name in args.corruption)
     request = ReproductionRequest(
         args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common

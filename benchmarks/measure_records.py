@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from lessmore.cli.run import line
 from lessmore.core.encoder import Encoded
 from lessmore.data.dataset import Dataset
 from lessmore.data.stream import Stream, make_stream
+from lessmore.engines.answered import judged, read
 from lessmore.lab.job import prepare_job
 from lessmore.lab.sampler import Sampler, _answer_row
 from lessmore.lab.spec import RunSpec
@@ -53,6 +53,8 @@ class Answers(NamedTuple):
     """Those of matched zero-shot, [n, C]."""
     kept: list[int]
     """Tokens that left the last block, [n]."""
+    evidence: Array | None = None
+    """Logits by which answers are judged, [n, C], where the method has its own."""
 
 
 class Costs(NamedTuple):
@@ -118,13 +120,17 @@ def record(spec: RunSpec, answers: Answers, costs: Costs) -> str:
     """Write a run's folder; returns what came of it in one line."""
     job = prepare_job(spec, _bench.vlm, _bench.datasets[spec.dataset])
     scores = tda(spec, answers.scores) if spec.method == "tda" else answers.scores
+    setup = _bench.setups[spec.dataset]
     each = [torch.from_numpy(np.asarray(part)) for part in (scores, answers.before, answers.plain)]
     with Store(_bench.output / "runs" / job.name, job.key) as store:
         store.begin(header(job, dict(_bench.environment)), anew=True)
+        temperature, evidence = 1.0, None if answers.evidence is None else torch.from_numpy(answers.evidence)
         for i, (ours, before, plain) in enumerate(zip(*each, strict=True)):
-            store.append(
-                {**about(job.stream, i), **row(ours, before, plain, answers.kept[i])}, {"i": i, "encoded": False}
-            )
+            outcome = Outcome(before, ours, before, None, [], None if evidence is None else evidence[i])
+            answered = judged(read(outcome, setup, lambda plain=plain: plain), temperature, i)
+            temperature = answered.temperature
+            row = _answer_row(answered, plain, answers.kept[i])
+            store.append({**about(job.stream, i), **row}, {"i": i, "encoded": False})
         found = summarise_run(cast("Sampler", Run(job, costs)), store, dict(_bench.environment))
         found["cost"]["peak_memory_mb"] = None  # of this process, which did not answer anything
         store.finish(found)
@@ -134,8 +140,3 @@ def record(spec: RunSpec, answers: Answers, costs: Costs) -> str:
 def about(stream: Stream, i: int) -> dict[str, Any]:
     """What a sample's line begins with."""
     return {"i": i, "id": stream.id(i), "label": stream.label(i), "domain": stream.visits[i].domain}
-
-
-def row(scores: Tensor, before: Tensor, plain: Tensor, kept: int) -> dict[str, Any]:
-    """What it goes on with, from probabilities [C]."""
-    return _answer_row(Outcome(before, scores, before, None, []), plain, kept)

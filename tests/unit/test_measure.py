@@ -89,7 +89,8 @@ def test_runs_are_those_of_lessmore_run(tmp_path: Path) -> None:
     code = [sys.executable, str(BENCHMARKS / "measure.py"), *asked, "--output", str(tmp_path / "ours")]
     done = subprocess.run([*code, "--processes", "1"], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
-    assert main(["reproduce", *asked, "--preset", "fixed", "--quiet", "--output", str(tmp_path / "theirs")]) == 0
+    asked += ["--engine", "eager", "--preset", "fixed", "--quiet"]
+    assert main(["reproduce", *asked, "--output", str(tmp_path / "theirs")]) == 0
     theirs = sorted((tmp_path / "theirs" / "runs").glob("*/summary.json"))
     assert [f.parent.name for f in theirs] == sorted(f.name for f in (tmp_path / "ours" / "runs").iterdir())
     for file in theirs:

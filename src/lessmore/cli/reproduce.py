@@ -14,7 +14,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printable, say
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, add_engine, new_parser, printable, say
 from lessmore.cli.run import line
 from lessmore.cli.sweep import describe
 from lessmore.config import list_presets
@@ -87,7 +87,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
     args.add_argument("--templates", type=str | None, default=None, help="default: the data set's")
     args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
-    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    add_engine(args)
     args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
     args.add_argument("--ray", type=str | None, default=None, help="in place of --jobs: auto, local, or a Ray address")
     args.add_argument("--dry-run", action="store_true", help="list the runs and estimate how long they take")
@@ -232,7 +232,7 @@ def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool
 
 
 def _request(args: Namespace) -> ReproductionRequest:
-    names = ("root", "limit", "preset", "templates", "precision", "device")
+    names = ("root", "limit", "preset", "templates", "precision", "engine", "device")
     return ReproductionRequest(
         model=next(iter(args.model), ""),
         datasets=tuple(args.dataset),

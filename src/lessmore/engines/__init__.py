@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from lessmore.config import Condensation
+from lessmore.core.vit import ViT
 from lessmore.engines.availability import has_triton
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import Method, Outcome, Setup, make_method
@@ -60,18 +62,19 @@ _ENGINES: dict[str, Callable[[str, Setup], Method]] = {
 }
 
 
-def graph_unusable(method: str, setup: Setup) -> str | None:
+def graph_unusable(method: str, vision: ViT, condensation: Condensation) -> str | None:
     """Why a method's step cannot become a CUDA graph; None if it can.
 
     Args:
         method: Name of the method.
-        setup: What the method is built from.
+        vision: The tower, on its device and in its precision.
+        condensation: How it condenses.
     """
-    if not setup.vision.positions.is_cuda:
+    if not vision.positions.is_cuda:
         return "the model is not on a CUDA device"
     if method not in _CAPTURED:
         return f"the step of method {method!r} cannot be captured, only those of {' and '.join(_CAPTURED)}"
-    if setup.preset.condensation.rule == "sampling":
+    if condensation.rule == "sampling":
         return "the reducer's token counts depend on the image"
     if not has_triton():
         return "triton is not installed"
@@ -95,20 +98,21 @@ def check_engine(name: str) -> None:
         raise ConfigError(unknown("engine", name, list_engines()))
 
 
-def resolve_engine(name: str, method: str, setup: Setup) -> str:
+def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensation) -> str:
     """The engine that a name stands for. If that is a slower one than was asked for, a warning says why.
 
     Args:
         name: One of `list_engines()`; `auto` is `graph` on CUDA and `cpu` on CPUs if they can run the method, else
             `eager`.
         method: Name of the method.
-        setup: What the method is built from.
+        vision: The tower, on its device and in its precision.
+        condensation: How it condenses.
 
     Raises:
         ConfigError: The engine is unknown.
     """
     check_engine(name)
-    weights, reason = setup.vision.positions, graph_unusable(method, setup)
+    weights, reason = vision.positions, graph_unusable(method, vision, condensation)
     if name == "auto" and weights.device.type == "cpu":
         return _for_cpu(weights.dtype)
     if name == "auto":
@@ -140,4 +144,23 @@ def build(name: str, method: str, setup: Setup) -> Method:
     Raises:
         ConfigError: The engine is unknown or cannot run the method.
     """
-    return _ENGINES[resolve_engine(name, method, setup)](method, setup)
+    return _ENGINES[resolve_engine(name, method, setup.vision, setup.preset.condensation)](method, setup)
+
+
+def encoder_of(engine: str) -> str:
+    """The encoder that an engine shares with others: encodings may be exchanged within one, and not between two."""
+    return "cpu" if engine == "cpu" else "eager"
+
+
+def encoding_tower(engine: str, setup: Setup) -> ViT:
+    """The tower that encodes images for a method on this engine.
+
+    Args:
+        engine: Name of the engine, not `auto`.
+        setup: What the method is built from.
+    """
+    if encoder_of(engine) == "eager":
+        return setup.vision
+    from lessmore.engines import cpu
+
+    return cpu.packed_setup(setup).vision

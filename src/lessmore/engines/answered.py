@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lessmore.core.condense.source import Step
 from lessmore.core.encoder import PLAIN, encode
-from lessmore.engines.confidence import evidence_of, tempered
+from lessmore.engines.confidence import confidence_in, evidence_of, next_temperature, tempered
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.methods import Outcome, Setup
 from lessmore.methods.zeroshot import zero_shot_logits
@@ -37,6 +37,8 @@ class Answered:
     """Logits by which to judge how sure the answer is, `[C]`."""
     confidence: float = 1.0
     """How sure it is said to be."""
+    temperature: float = 1.0
+    """What divides the evidence of the next image."""
     frames: int = 1
     """Frames of a track that the answer is made of."""
 
@@ -80,6 +82,22 @@ def read(outcome: Outcome, setup: Setup, plain: Callable[[], Tensor]) -> Answere
     evidence = evidence_of(rows[2] if own and not refused else None, scores, zero_shot)
     stored = outcome.stored is not None and bool(outcome.stored)
     return Answered(scores, zero_shot, refused, stored, outcome.steps, setup, evidence)
+
+
+def judged(answered: Answered, temperature: float, seen: int | None) -> Answered:
+    """The answer with its confidence and the temperature after it.
+
+    Args:
+        answered: The answer.
+        temperature: The stream's temperature before it.
+        seen: Draws of the stream before it; None if it is none itself.
+    """
+    usual = float(answered.zero_shot.max())
+    if answered.refused:
+        return replace(answered, confidence=usual, temperature=temperature)
+    confidence = confidence_in(answered.index, answered.evidence, temperature)
+    following = temperature if seen is None else next_temperature(temperature, seen, confidence, usual)
+    return replace(answered, confidence=confidence, temperature=following)
 
 
 def plain_scores(setup: Setup, pixels: Tensor) -> Tensor:

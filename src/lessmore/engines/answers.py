@@ -17,9 +17,8 @@ from torch import Tensor
 from lessmore.core.class_list import ClassChange
 from lessmore.core.encoder import Encoded
 from lessmore.engines import Batching, build, resolve_engine
-from lessmore.engines.answered import Answered, Failure, plain_scores, read
+from lessmore.engines.answered import Answered, Failure, judged, plain_scores, read
 from lessmore.engines.batching import on_host
-from lessmore.engines.confidence import confidence_in, next_temperature
 from lessmore.engines.tracks import Tracks
 from lessmore.engines.turns import Turns
 from lessmore.errors import ConfigError, ImageError, NonFiniteError
@@ -80,7 +79,7 @@ class Answerer:
 
     def __init__(self, method: str, setup: Setup, engine: str = "auto", health: Health | None = None) -> None:
         self.method_name, self.setup = method, setup
-        self.engine = resolve_engine(engine, method, setup)
+        self.engine = resolve_engine(engine, method, setup.vision, setup.preset.condensation)
         self.method: Method = build(self.engine, method, setup)
         self._health = health or Health()
         self.tracks = Tracks()
@@ -88,19 +87,23 @@ class Answerer:
         self._lock = Turns()
 
     @torch.no_grad()
-    def predict(self, pixels: Tensor, track: str | None = None) -> Answered:
+    def predict(
+        self, pixels: Tensor, track: str | None = None, plain: Callable[[], Tensor] | None = None
+    ) -> Answered:
         """Answer an image, and adapt.
 
         Args:
             pixels: What the method looks at, `[1, 3, H, W]` or views `[V, 3, H, W]`.
             track: The object that this is a frame of; see `lessmore.engines.tracks`.
+            plain: As for `read`; None runs the plain model where its answer is needed.
 
         Raises:
             NonFiniteError: The model itself answers with NaN or infinity.
         """
         with self._lock:
             self._take_back()
-            return self._frame(track, lambda: self.method.predict(pixels), lambda: plain_scores(self.setup, pixels[:1]))
+            fallback = plain or (lambda: plain_scores(self.setup, pixels[:1]))
+            return self._frame(track, lambda: self.method.predict(pixels), fallback)
 
     @torch.no_grad()
     def answer(self, encoded: Encoded, plain: Callable[[], Tensor], track: str | None = None) -> Answered:
@@ -285,7 +288,10 @@ class Answerer:
         except NonFiniteError:
             health.refused += 1
             raise
-        answered = replace(self._judge(answered, again), stored=answered.stored and not again)
+        # Further frames of an object are no further draws, so the temperature does not follow them.
+        answered = judged(answered, health.temperature, None if again else health.seen - health.frames)
+        answered = replace(answered, stored=answered.stored and not again)
+        health.temperature = answered.temperature
         health.seen += 1
         health.frames += again
         health.changed += answered.changed
@@ -295,17 +301,6 @@ class Answerer:
         if health.refused_in_a_row >= REFUSALS:
             self._set_aside()
         return answered
-
-    def _judge(self, answered: Answered, again: bool) -> Answered:
-        """Say how sure the answer is, and let the temperature follow the stream."""
-        health, usual = self._health, float(answered.zero_shot.max())
-        if answered.refused:
-            return replace(answered, confidence=usual)
-        confidence = confidence_in(answered.index, answered.evidence, health.temperature)
-        if not again:
-            draws = health.seen - health.frames
-            health.temperature = next_temperature(health.temperature, draws, confidence, usual)
-        return replace(answered, confidence=confidence)
 
     def _set_aside(self) -> None:
         """Start again with an empty state: one that spoils every answer would otherwise do so for good."""

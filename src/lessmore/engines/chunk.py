@@ -114,7 +114,7 @@ class Chunk:
         self.work = Work()
         self.size = sizes[-1]
         self._tca = TCA(setup)
-        if record is None and prefix is None and rest is None and graph_unusable("tca", setup) is None:
+        if record is None and prefix is None and rest is None and graph_unusable("tca", vision, condensation) is None:
             record = partial(capture, pool=torch.cuda.graph_pool_handle())
         self._tca.stream, self._packed = pack(self._tca.stream)
         self._tape = None if record is None else Tape(self._tca.stream.tensors(), record)

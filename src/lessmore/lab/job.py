@@ -20,7 +20,7 @@ from lessmore.core.algorithm import algorithm
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
-from lessmore.engines import resolve_engine
+from lessmore.engines import encoder_of, resolve_engine
 from lessmore.errors import ModelError
 from lessmore.lab.provenance import glance
 from lessmore.lab.spec import PRECISIONS, RunSpec
@@ -66,10 +66,7 @@ class Job:
     @cached_property
     def engine(self) -> str:
         """The engine that answers, never `auto`."""
-        vision = self.vlm.vision
-        # No engine depends on the class embeddings, which may take minutes to compute.
-        setup = Setup(vision, vision.positions[:0], self.vlm.logit_scale, self.settings)
-        return resolve_engine(self.spec.engine, self.spec.method, setup)
+        return resolve_engine(self.spec.engine, self.spec.method, self.vlm.vision, self.settings.condensation)
 
     @cached_property
     def sight(self) -> dict[str, Any]:
@@ -81,6 +78,7 @@ class Job:
             "pixels": glance(self.stream.dataset),
             "dtype": str(self.vlm.dtype).removeprefix("torch."),
             "device": self.vlm.device.type,
+            "encoder": encoder_of(self.engine),
         }
 
     @cached_property

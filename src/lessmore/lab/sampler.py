@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
-from lessmore.engines.answered import Answered
+from lessmore.engines import encoding_tower
+from lessmore.engines.answered import Answered, checked
 from lessmore.engines.answers import Answerer, Health
 from lessmore.errors import ImageError, NonFiniteError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder, tokens_left
@@ -34,13 +35,14 @@ class Sampler:
         self.job = job
         self._setup = job.setup(cache)
         self._answerer = Answerer(job.spec.method, self._setup, job.engine)
+        self._vision = encoding_tower(job.engine, self._setup)
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
         condensation = canonical_condensation(job.settings.condensation)
         shared = wants is not None and condensation == PLAIN
 
         def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
-            shards = Shards(encodings_folder(cache, job.sight, config), tokens, job.vlm.vision)
-            return CachedEncoder(job.vlm.vision, config, shards)
+            shards = Shards(encodings_folder(cache, job.sight, config), tokens, self._vision)
+            return CachedEncoder(self._vision, config, shards)
 
         self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
         self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None
@@ -98,8 +100,8 @@ class Sampler:
             answered, tokens = self._answerer.answer(entry.encoded, lambda: zero_shot), entry.kept
         else:
             assert seen is not None
-            answered = self._answerer.predict(seen)
-            tokens = tokens_left(self.job.vlm.vision, answered.steps)
+            answered = self._answerer.predict(seen, plain=lambda: zero_shot)
+            tokens = tokens_left(self._vision, answered.steps)
         answer = _answer_row(answered, zero_shot, tokens)
         seconds = (encoded - begun) + (self._clock() - compared)
         timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
@@ -109,11 +111,8 @@ class Sampler:
     def _zero_shot(self, name: str, pixels: Callable[[], Tensor]) -> Tensor:
         """Probabilities of matched zero-shot (same prompts, R = 1), [C] float32 on the CPU."""
         entry, _ = self._plain(name, pixels)
-        scores = zero_shot_logits(entry.encoded, self._setup.text, self._setup.logit_scale)[0].softmax(dim=-1)
-        scores = scores.float().cpu()
-        if not scores.isfinite().all():
-            raise NonFiniteError(f"the model answers this image with NaN or infinity in {self.job.vlm.dtype}")
-        return scores
+        logits = zero_shot_logits(entry.encoded, self._setup.text, self._setup.logit_scale)[0]
+        return checked(logits.softmax(dim=-1), self.job.vlm.dtype)
 
     def _seen(self, i: int, pixels: Callable[[], Tensor]) -> Tensor:
         """What the method looks at: `[1, 3, H, W]`, or views `[V, 3, H, W]` of the image before preprocessing."""
@@ -143,6 +142,7 @@ def _answer_row(answered: Answered, zero_shot: Tensor, tokens: int) -> SampleRow
     return {
         "prediction": int(top.indices[0]),
         "probability": _round(top.values[0]),
+        "temperature": answered.temperature,  # unrounded: a resumed run goes on from it
         "confidence": _round(answered.scores[answered.index]),
         "top5": top.indices[:_TOP].tolist(),
         "top5_probabilities": [_round(value) for value in top.values[:_TOP]],

@@ -48,12 +48,12 @@ class Setup:
     """The whole model, for methods that need its preprocessing (`views`) or its text tower (learned prompts)."""
     classes: tuple[str, ...] = ()
     """Class names, cleaned."""
-    groups: tuple[str, ...] = ()
-    """The group of every class, where the class list has groups."""
     templates: tuple[str, ...] = ()
     """The templates that `text` was made from; functions among them are left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own options that differ from their defaults."""
+    groups: tuple[str, ...] = ()
+    """The group of every class, where the class list has groups."""
 
     @cached_property
     def class_texts(self) -> ClassTexts:
