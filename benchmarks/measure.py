@@ -280,7 +280,12 @@ def missing(args: argparse.Namespace, datasets: DatasetCache) -> list[RunSpec]:
     common = {"root": args.root, "limit": args.limit, "preset": "fixed", "device": args.device, "engine": "eager"}
     corruptions = tuple(None if name == "none" else name for name in args.corruption)
     request = ReproductionRequest(
-        args.model, tuple(args.dataset), corruptions, tuple(args.seeds), tuple(args.rows), common
+        args.model,
+        tuple(args.dataset),
+        corruptions,
+        seeds=tuple(args.seeds),
+        rows=tuple(args.rows),
+        common=common,
     )
     runs = distinct_runs(plan_table(find_table(name), request, datasets) for name in args.tables)
     done = finished_runs(Path(args.output) / "runs")
