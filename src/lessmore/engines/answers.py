@@ -87,9 +87,7 @@ class Answerer:
         self._lock = Turns()
 
     @torch.no_grad()
-    def predict(
-        self, pixels: Tensor, track: str | None = None, plain: Callable[[], Tensor] | None = None
-    ) -> Answered:
+    def predict(self, pixels: Tensor, track: str | None = None, plain: Callable[[], Tensor] | None = None) -> Answered:
         """Answer an image, and adapt.
 
         Args:
