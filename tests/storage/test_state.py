@@ -73,6 +73,7 @@ CRAFTED = {
     "token_mean is longer": put("token_mean", 3.0),
     "ids names images the stream has not seen": put("ids", 10**9),
     "ids names an image twice": put("ids", 0),
+    "step counts more images": put("step", 2**40),
     "counts does not count": put("counts", 3),
     "keys has an impossible entropy": put("keys", 99.0),
     "anchors has a number that is too large": lambda state: state["anchors"].mul_(1e30),

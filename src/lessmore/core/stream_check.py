@@ -19,6 +19,8 @@ _ROOM = 1e-2
 """For rounding, in half precision too."""
 _HIGHEST = math.log(1e9)
 """Entropy over a billion classes. An entry keeps the entropy it had over the class list of its time, longer or not."""
+_LONGEST = 1e12
+"""Images of a stream: thirty years at a thousand a second."""
 LARGEST = 1e15
 """Above this, the square of a token overflows in single precision."""
 
@@ -46,6 +48,7 @@ def _reservoir(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str
     ids, counts, step, keys = state["ids"], state["counts"], state["step"], state["keys"]
     used, M = ids >= 0, ids.shape[1]
     known = ids[used]
+    yield 0 <= step <= _LONGEST, "step counts more images than any stream has"
     yield (ids >= -1).all() and (ids < step).all(), "ids names images the stream has not seen"
     yield len(known.unique()) == len(known), "ids names an image twice"
     yield torch.equal(used.sum(dim=1).double(), counts), "counts does not count the entries"
