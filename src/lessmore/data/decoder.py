@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,10 @@ from lessmore.errors import ImageError, ImageSizeError
 
 SECONDS = 2.0
 MEMORY = 300 * 10**6
+_PATIENCE = 10
+"""Times the seconds of a core that a process may take on the clock."""
+_OVERTIME = -getattr(signal, "SIGPROF", 0) or None
+"""Exit code of a process that took more of a core than it may."""
 _START = 60.0
 """Seconds that a process may take to start."""
 _CODE = (
@@ -52,7 +57,8 @@ class Decoder:
 
         Args:
             processes: Images decoded at a time; further ones wait.
-            seconds: What an image may take.
+            seconds: Seconds of a core that an image may take; on the clock, which others slow down, it is ten times as
+                many.
             memory: Bytes that an image may take, beyond what an idle process holds. Kept on Linux only.
         """
         self._limits = (processes, seconds, memory)
@@ -140,7 +146,8 @@ class _Process:
 
     def decode(self, data: bytes, name: str, seconds: float) -> Image.Image:
         """Ask it for an image."""
-        return self._within(seconds, f"takes more than {seconds:g} s to decode", lambda: self._ask(data, name))
+        late = f"takes more than {seconds:g} s to decode"
+        return self._within(_PATIENCE * seconds, late, lambda: self._ask(data, name, seconds))
 
     def end(self) -> None:
         """End it at once; it holds nothing that could be lost."""
@@ -169,7 +176,7 @@ class _Process:
         except (OSError, EOFError, ValueError) as error:
             self._broken = True
             code = self._process.wait()
-            raise _LostProcess(late if over.is_set() else _cause(code)) from error
+            raise _LostProcess(late if over.is_set() or code == _OVERTIME else _cause(code)) from error
         except BaseException:
             self._broken = True  # an answer may still be on its way
             raise
@@ -183,9 +190,9 @@ class _Process:
         told: dict[str, Any] = json.loads(self._process.stdout.readline())
         return told
 
-    def _ask(self, data: bytes, name: str) -> Image.Image:
+    def _ask(self, data: bytes, name: str, seconds: float) -> Image.Image:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"name": name, "bytes": len(data)}).encode() + b"\n")
+        self._process.stdin.write(json.dumps({"name": name, "bytes": len(data), "seconds": seconds}).encode() + b"\n")
         self._process.stdin.write(data)
         self._process.stdin.flush()
         told = self._told()

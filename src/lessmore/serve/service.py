@@ -17,6 +17,7 @@ import torch
 
 from lessmore.adapter import Adapter
 from lessmore.core.encoder import PLAIN, encode
+from lessmore.data.decoder import Decoder
 from lessmore.engines.answered import plain_scores
 from lessmore.engines.cores import limit_threads, usable_cores
 from lessmore.errors import ImageError, LessmoreError, StateError
@@ -52,6 +53,7 @@ class Service:
         self._rows: OrderedDict[str, StreamRow] = OrderedDict()
         self._compute = ThreadPoolExecutor(1, "compute", limit_threads)
         self._decode = ThreadPoolExecutor(settings.decoders or usable_cores(), "decode")
+        self._decoder = Decoder(settings.decoders or usable_cores())
         self._ask = ThreadPoolExecutor(4, "registry")
         self._templates: dict[str, Adapter] = {}
         self._checked = (-10.0, True)
@@ -76,6 +78,7 @@ class Service:
         await self._computed(self.streams.close)
         for pool in (self._compute, self._decode, self._ask):
             pool.shutdown(wait=True, cancel_futures=True)
+        self._decoder.close()
 
     async def create(
         self, config: Mapping[str, Any], caller: Caller, stream: str | None, name: str | None
@@ -258,12 +261,12 @@ class Service:
         return answer
 
     def _decoded(self, adapter: Adapter, data: bytes) -> asyncio.Future[Any]:
-        """The pixels of an image, or why there are none; this is the place for decoders in other processes."""
+        """The pixels of an image, decoded in a process with limits, or why there are none."""
 
         def decode() -> Any:
             with self.metrics.decode.time():
                 try:
-                    return adapter.pixels(data)
+                    return adapter.pixels(self._decoder(data))
                 except ImageError as error:
                     return error
 

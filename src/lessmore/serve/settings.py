@@ -42,7 +42,7 @@ class ServerSettings:
     body_timeout: Annotated[float, "seconds that a client may pause while it sends a body"] = 30.0
     timeout_ms: Annotated[int, "time an image may wait where the client sets no X-Timeout-Ms"] = 30_000
     grace: Annotated[float, "seconds after SIGTERM in which queued images are still answered"] = 30.0
-    decoders: Annotated[int, "threads that decode images; 0 takes one for each core"] = 0
+    decoders: Annotated[int, "processes that decode images; 0 takes one for each core"] = 0
     engine: Annotated[str, "cpu or eager; auto takes the fastest for the device"] = "auto"
     device: Annotated[str, "cpu, cuda, cuda:1; auto takes a GPU if there is one"] = "auto"
     log: Annotated[Literal["json", "quiet"], "json: a line per request on stderr; quiet: warnings alone"] = "json"
