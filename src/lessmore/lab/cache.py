@@ -104,6 +104,9 @@ class Shards:
     def _ids(self, path: Path) -> list[str]:
         """The images that a shard claims to hold; none where it lacks the tokens."""
         facts = read_facts(path, SCHEMA)
+        if not facts:
+            _log.warning("%s is not a readable file of encodings; %s", path, _REMEDY)
+            drop(path)
         ids = facts.get("ids")
         usable = isinstance(ids, list) and (facts.get("tokens") is True or not self.tokens)
         return ids if usable and isinstance(ids, list) and all(isinstance(name, str) for name in ids) else []
