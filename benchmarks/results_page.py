@@ -19,6 +19,7 @@ from lessmore.errors import ConfigError
 from lessmore.lab.report.escape import markdown
 from lessmore.lab.report.grid import TablePage
 from lessmore.lab.report.write import markdown_table
+from lessmore.paper.kinds import of_kinds
 from lessmore.paper.show import table_page
 from lessmore.paper.stored import read_table
 from lessmore.storage.files import replacing
@@ -28,6 +29,7 @@ BEGIN = (
     "<!-- tables: made by benchmarks/results_page.py; edit docs/results.d and benchmarks/results/reproduce instead -->"
 )
 END = "<!-- end of the tables -->"
+FIELD_BEGIN, FIELD_END = "<!-- the field: made likewise -->", "<!-- end of the field -->"
 
 
 def main() -> int:
@@ -48,18 +50,39 @@ def main() -> int:
 
 def spliced(text: str, repository: Path) -> str:
     """The page with its tables as the JSON has them now."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    if BEGIN not in text:
         raise ConfigError(f"the page lacks its marks; put {BEGIN} and {END} where the tables belong")
-    return f"{before}{BEGIN}\n{tables(repository)}{END}{after}"
+    if FIELD_BEGIN in text:
+        text = between(text, FIELD_BEGIN, FIELD_END, field(repository))
+    return between(text, BEGIN, END, tables(repository))
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """The text with something else between two marks."""
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ConfigError(f"the page lacks its marks; put {begin} and {end} where the tables belong")
+    return f"{before}{begin}\n{content}{end}{after}"
+
+
+def stored(repository: Path) -> list[list[Mapping[str, Any]]]:
+    """The committed tables of every model."""
+    places = sorted((repository / "benchmarks" / "results" / "reproduce").glob("*"))
+    return [read_table(folder) for folder in places if any(folder.glob("*.json"))]
+
+
+def field(repository: Path) -> str:
+    """Tables of kinds of streams, model after model."""
+    found = [value for values in stored(repository) for value in values if of_kinds(value)]
+    parts = [part for v in found for part in of_table(v, table_page(v), repository / "docs" / "results.d", [])]
+    return "".join(f"\n{part}\n" for part in parts)
 
 
 def tables(repository: Path) -> str:
-    """All tables, model after model."""
-    stored = repository / "benchmarks" / "results" / "reproduce"
-    folders = sorted(folder for folder in stored.glob("*") if any(folder.glob("*.json")))
-    parts = [part for folder in folders for part in of_model(read_table(folder), repository / "docs" / "results.d")]
+    """All other tables, model after model."""
+    groups = [[value for value in values if not of_kinds(value)] for values in stored(repository)]
+    parts = [part for values in groups if values for part in of_model(values, repository / "docs" / "results.d")]
     return "".join(f"\n{part}\n" for part in parts)
 
 

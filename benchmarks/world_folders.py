@@ -1,6 +1,6 @@
 """Folders of pictures of the embedded world, clean and shifted: data sets for `lessmore run` and `lessmore reproduce`.
 
-python benchmarks/world_folders.py world
+python benchmarks/world_folders.py world        # 300 images a stream; a number after the folder draws as many
 lessmore reproduce options --model tiny --dataset folder:world/clean folder:world/blur
 """
 
@@ -19,7 +19,7 @@ STREAMS = (("clean", 0), ("background", 5), ("noise", 2), ("blur", 2))
 def main() -> None:
     """Draw every stream into a folder of its own."""
     classes = world.test_classes(CLASSES, seed=CLASS_SEED)
-    scene = world.world_sample(IMAGES, SEED, classes)
+    scene = world.world_sample(int(sys.argv[2]) if len(sys.argv) > 2 else IMAGES, SEED, classes)
     for kind, severity in STREAMS:
         images, _ = shifts.draw_shifted(scene, kind, severity)
         for i, (image, label) in enumerate(zip(images, scene.index.tolist(), strict=True)):

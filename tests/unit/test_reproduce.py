@@ -237,6 +237,16 @@ def cell(right: np.ndarray, plain: np.ndarray, data: str = "a") -> PaperCell:
     return PaperCell(({"dataset": {"fingerprint": data}},), per_image_means(images, values))
 
 
+def test_an_average_over_streams_of_different_images_lies_in_its_interval() -> None:
+    """Few images on which much is lost beside many on which nothing is: each stream counts once, not each image."""
+    generator = np.random.default_rng(2)
+    plain = generator.random(300) < 0.7
+    many, few = cell(plain, plain), cell(np.zeros(20, dtype=bool), np.ones(20, dtype=bool))
+    value, low, high = estimates([many, few])["gain"]
+    assert value == -50.0
+    assert low <= value <= high
+
+
 def test_more_orders_of_the_same_answers_leave_the_interval_as_it_is() -> None:
     generator = np.random.default_rng(1)
     right, plain = generator.random(200) < 0.7, generator.random(200) < 0.6

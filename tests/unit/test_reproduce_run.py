@@ -21,7 +21,7 @@ pytest.importorskip("scipy")
 
 from lessmore.cli import main
 from lessmore.paper.estimate import Throughput
-from lessmore.paper.figures.kinds_plot import TradeOff, pareto
+from lessmore.paper.figures.kinds_plot import TradeOff, label_places, pareto
 from lessmore.paper.stored import FORMATS, read_table, to_json
 from lessmore.paper.tables import TABLES
 from tests.small_runs import NAMES, draw_folder, lines
@@ -406,6 +406,14 @@ def test_the_front_holds_whom_nobody_beats_in_both() -> None:
     points = [TradeOff(name, x, y) for name, x, y in (("a", 1, 3), ("b", 2, 2), ("c", 1, 2), ("d", 3, 0), ("e", 2, 1))]
     assert [point.name for point in pareto(points)] == ["d", "b", "a"]
     assert pareto([TradeOff("a", 1, 1), TradeOff("b", 1, 1)]) == [TradeOff("a", 1, 1)]
+
+
+def test_names_of_points_stand_beside_them_and_not_on_each_other() -> None:
+    points = [TradeOff(name, x, y) for name, x, y in (("a", 1, 0), ("b", 1.01, 0), ("c", 8, 0), ("d", 1, -9))]
+    places = {point.name: place for point, place in label_places(points, log=True)}
+    assert [places[name].y for name in "acd"] == [0, 0, -9]
+    assert places["b"].y == pytest.approx(-0.045 * 9)
+    assert all(places[p.name].x > p.x for p in points)
 
 
 def test_several_models_get_a_folder_each(data: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ corruptions of one data set do not count as different photographs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,9 @@ class PaperCell:
 
     @property
     def data(self) -> str:
-        """Which images these are."""
-        return str(self.summaries[0]["dataset"]["fingerprint"])
+        """Which images these are: streams of other images of the same data set are other data."""
+        seen = hashlib.sha256("\n".join(self.values.images.tolist()).encode()).hexdigest()
+        return f"{self.summaries[0]['dataset']['fingerprint']} {seen}"
 
 
 def measured_cells(

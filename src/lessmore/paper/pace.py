@@ -38,9 +38,11 @@ def measure_pace(specs: Mapping[str, RunSpec], dataset: Dataset, base: str) -> d
     images = [dataset.image(i * step) for i in range(min(WARM + TIMED, len(dataset)))]
     adapters = {name: _adapter(vlm, spec, dataset) for name, spec in specs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in adapters}
-    for image in images:
-        for name, adapter in adapters.items():
-            seconds[name].append(_timed(adapter, image, vlm.device))
+    names = list(adapters)
+    for turn, image in enumerate(images):
+        first = turn % len(names)  # whoever comes first finds the image cold
+        for name in names[first:] + names[:first]:
+            seconds[name].append(_timed(adapters[name], image, vlm.device))
     skipped = min(WARM, len(images) - 1)
     return {name: _pace(own[skipped:], seconds[base][skipped:], adapters[name]) for name, own in seconds.items()}
 

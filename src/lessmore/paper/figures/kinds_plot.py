@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,6 @@ from lessmore.paper.figures.request import Drawn
 from lessmore.paper.figures.style import (
     INK,
     MUTED,
-    NOTE,
     SERIES,
     add_caption,
     canvas,
@@ -69,8 +69,9 @@ def _drawn(value: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Drawn
     harm = [TradeOff(name, gain[name], worst[name]) for name in gain]
     figure = canvas(3.4)
     left, right = figure.subplots(1, 2)
-    _scatter(left, [p._replace(x=-p.x) for p in speed], [p._replace(x=-p.x) for p in pareto(speed)])
-    left.set_xscale("log")
+    _scatter(left, [p._replace(x=-p.x) for p in speed], [p._replace(x=-p.x) for p in pareto(speed)], log=True)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")
     label_axes(left, "Gain against time", "time of one image over zero-shot's", "mean gain, points", "both")
     _scatter(right, harm, pareto(harm))
     label_axes(right, "Harm against gain", "mean gain, points", "gain on the worst stream, points", "both")
@@ -84,14 +85,36 @@ def _drawn(value: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Drawn
     return add_caption(figure, data, caption)
 
 
-def _scatter(ax: Axes, points: Sequence[TradeOff], front: Sequence[TradeOff]) -> None:
+def _scatter(ax: Axes, points: Sequence[TradeOff], front: Sequence[TradeOff], log: bool = False) -> None:
     """Points with their names; those of the front joined."""
     joined = sorted(front, key=lambda p: p.x)
     ax.plot([p.x for p in joined], [p.y for p in joined], color=SERIES[1], linewidth=1.0)
     ax.scatter([p.x for p in points], [p.y for p in points], s=14, color=SERIES[0], zorder=3)
     ax.axhline(0, color=MUTED, linewidth=0.6)
-    for number, point in enumerate(sorted(points, key=lambda p: (p.x, p.y))):
-        above = 4 if number % 2 else -9
+    for point, place in label_places(points, log):
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": MUTED} if place.y != point.y else None
         ax.annotate(
-            point.name, (point.x, point.y), (3, above), textcoords="offset points", fontsize=NOTE - 2, color=INK
+            point.name, (point.x, point.y), (place.x, place.y), arrowprops=line, va="center", fontsize=5.5, color=INK
         )
+    ax.margins(x=0.2, y=0.1)
+
+
+def label_places(points: Sequence[TradeOff], log: bool) -> list[tuple[TradeOff, TradeOff]]:
+    """Points and where their names go: beside them, or lower where names of others stand.
+
+    Args:
+        points: All points of a plot.
+        log: Whether its x axis is logarithmic.
+    """
+    across = [math.log(p.x) if log else p.x for p in points]
+    width, height = (max(values) - min(values) or 1.0 for values in (across, [p.y for p in points]))
+    placed: list[tuple[float, float]] = []
+    found = []
+    for i in sorted(range(len(points)), key=lambda i: (-points[i].y, across[i])):
+        x, y = across[i] + 0.02 * width, points[i].y
+        for other, taken in placed:
+            if abs(x - other) < 0.22 * width and y > taken - 0.045 * height:
+                y = taken - 0.045 * height
+        placed.append((x, y))
+        found.append((points[i], points[i]._replace(x=math.exp(x) if log else x, y=y)))
+    return found
