@@ -1,12 +1,12 @@
 """Folders of pictures of the embedded world, clean and shifted: data sets for `lessmore run` and `lessmore reproduce`.
 
-python benchmarks/world_folders.py world        # 300 images a stream; a number after the folder draws as many
+python benchmarks/world_folders.py world        # 300 images a stream, unless --images says otherwise
 lessmore reproduce options --model tiny --dataset folder:world/clean folder:world/blur
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from lessmore.assets import shifts, world
@@ -18,13 +18,17 @@ STREAMS = (("clean", 0), ("background", 5), ("noise", 2), ("blur", 2))
 
 def main() -> None:
     """Draw every stream into a folder of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the streams go, one folder each")
+    parser.add_argument("--images", type=int, default=IMAGES, help="how many images a stream has (default: %(default)s)")
+    args = parser.parse_args()
     classes = world.test_classes(CLASSES, seed=CLASS_SEED)
-    scene = world.world_sample(int(sys.argv[2]) if len(sys.argv) > 2 else IMAGES, SEED, classes)
+    scene = world.world_sample(args.images, SEED, classes)
     for kind, severity in STREAMS:
         images, _ = shifts.draw_shifted(scene, kind, severity)
         for i, (image, label) in enumerate(zip(images, scene.index.tolist(), strict=True)):
             name = world.class_name(*classes[label]).replace(" ", "_")
-            path = Path(sys.argv[1]) / kind / name / f"{i:03}.png"
+            path = args.folder / kind / name / f"{i:03}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             as_picture(image).save(path)
 
