@@ -2,7 +2,7 @@
 
     python tools/licences.py                  # every package, one per line
     python tools/licences.py --check          # what CI asks: exit code 1 with one sentence per violation
-    python tools/licences.py --write docs/licences.md
+    python tools/licences.py --write             # writes docs/licences.md
 
 The base may contain no GPL or AGPL package and none whose licence cannot be told. Weak copyleft, and shared libraries
 under copyleft that a wheel contains, must stand in docs/licences.md.
@@ -45,7 +45,7 @@ _NVIDIA = re.compile(r"(nvidia|cuda)-")
 
 _INTRODUCTION = """# Licences
 
-lessmore is under Apache-2.0. `tools/licences.py --write docs/licences.md` writes this page from the metadata of what
+lessmore is under Apache-2.0. `tools/licences.py --write` writes this page from the metadata of what
 `make test` installs, and `make lint` checks it: no package of the base install may be under the GPL or AGPL, and every
 package that is not permissive must stand here. All others are under MIT, BSD, Apache, ISC, PSF or similar licences;
 `python tools/licences.py` lists them.
@@ -190,7 +190,9 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 if something may not be installed or is not listed"
     )
-    parser.add_argument("--write", type=Path, help="write the page about what is not simply permissive")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=PAGE, help="write the page about what is not simply permissive here"
+    )
     chosen = parser.parse_args()
     packages = installed()
     if chosen.write:
