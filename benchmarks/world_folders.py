@@ -20,7 +20,7 @@ def main() -> None:
     """Draw every stream into a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the streams go, one folder each")
-    parser.add_argument("--images", type=int, default=IMAGES, help="how many images a stream has (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=IMAGES, help="images a stream has (default: %(default)s)")
     args = parser.parse_args()
     classes = world.test_classes(CLASSES, seed=CLASS_SEED)
     scene = world.world_sample(args.images, SEED, classes)
