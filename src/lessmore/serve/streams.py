@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lessmore.adapter import Adapter, adapt
 from lessmore.engines.answered import Answered
+from lessmore.engines.together import NextImage, take_turn
 from lessmore.errors import ConfigError, ImageError, LessmoreError, NonFiniteError, StateError
 from lessmore.methods import FollowsStream
 from lessmore.models.vlm import VLM
@@ -22,7 +23,6 @@ from lessmore.serve.registry import StreamRegistry
 from lessmore.serve.resident import Answer, Resident, stored_config
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
-from lessmore.serve.turn import take_turn
 
 _LOG = logging.getLogger("lessmore.serve")
 TEMPLATES = 32
@@ -126,7 +126,7 @@ class Streams:
             except LessmoreError as error:
                 answers[i] = error
         with self.metrics.compute.time():
-            images = [(resident.adapter.answerer, pixels) for _, resident, pixels in turn]
+            images = [NextImage(resident.adapter.answerer, pixels) for _, resident, pixels in turn]
             answered = take_turn(images, together=self.settings.max_batch > 1) if turn else []
         for (i, resident, _), one in zip(turn, answered, strict=True):
             answers[i] = self._settle(resident, one, looks[i])

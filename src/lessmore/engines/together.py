@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +25,20 @@ from lessmore.engines.split_encoder import halves
 from lessmore.errors import NonFiniteError
 from lessmore.methods import FromEncoded, Setup
 
-Image = tuple[Answerer, Tensor]
-"""A stream's answer path, and the pixels of its next image."""
+
+class NextImage(NamedTuple):
+    """What a stream has for a turn."""
+
+    answerer: Answerer
+    """The stream's answer path."""
+    pixels: Tensor
+    """As its method looks at them."""
+    track: str | None = None
+    """The object that this is a frame of; see `lessmore.engines.tracks`."""
 
 
 @torch.no_grad()
-def take_turn(images: Sequence[Image], together: bool = True) -> list[Answered | NonFiniteError]:
+def take_turn(images: Sequence[NextImage], together: bool = True) -> list[Answered | NonFiniteError]:
     """Answer one image of each stream, and adapt.
 
     Args:
@@ -41,18 +50,18 @@ def take_turn(images: Sequence[Image], together: bool = True) -> list[Answered |
     for setup, group in _groups(images).items() if together else ():
         if len(group) > 1:
             answers |= zip(group, _encoded_together(setup, [images[i] for i in group]), strict=True)
-    for i, (answerer, pixels) in enumerate(images):
+    for i, one in enumerate(images):
         if i not in answers:
-            answers[i] = _answer(partial(answerer.predict, pixels))
+            answers[i] = _answer(partial(one.answerer.predict, one.pixels, one.track))
     return [answers[i] for i in range(len(images))]
 
 
-def _groups(images: Sequence[Image]) -> dict[tuple[ViT, Condensation], list[int]]:
+def _groups(images: Sequence[NextImage]) -> dict[tuple[ViT, Condensation], list[int]]:
     """Places of images that may share a pass, by tower and condensing."""
     groups: dict[tuple[ViT, Condensation], list[int]] = defaultdict(list)
-    for i, (answerer, pixels) in enumerate(images):
-        setup = shared_setup(answerer)
-        if setup is not None and len(pixels) == 1:
+    for i, one in enumerate(images):
+        setup = shared_setup(one.answerer)
+        if setup is not None and len(one.pixels) == 1:
             groups[setup.vision, setup.preset.condensation].append(i)
     return groups
 
@@ -66,12 +75,16 @@ def shared_setup(answerer: Answerer) -> Setup | None:
     return None if setup.preset.condensation.rule == "sampling" else setup
 
 
-def _encoded_together(key: tuple[ViT, Condensation], images: Sequence[Image]) -> list[Answered | NonFiniteError]:
+def _encoded_together(key: tuple[ViT, Condensation], images: Sequence[NextImage]) -> list[Answered | NonFiniteError]:
     prefix, rest = halves(*key)
-    encoded = rest(prefix(torch.cat([pixels for _, pixels in images])), None)
+    encoded = rest(prefix(torch.cat([one.pixels for one in images])), None)
     return [
-        _answer(partial(answerer.answer, row(encoded, i), partial(plain_scores, answerer.setup, pixels)))
-        for i, (answerer, pixels) in enumerate(images)
+        _answer(
+            partial(
+                one.answerer.answer, row(encoded, i), partial(plain_scores, one.answerer.setup, one.pixels), one.track
+            )
+        )
+        for i, one in enumerate(images)
     ]
 
 
