@@ -18,8 +18,7 @@ from lessmore.core.class_list import ClassChange
 from lessmore.core.condense.source import source_map
 from lessmore.engines import check_engine
 from lessmore.engines.answered import Answered, Failure
-from lessmore.engines.answers import Answerer, Health
-from lessmore.engines.confidence import COLDEST, WARMEST
+from lessmore.engines.answers import Answerer, Health, read_health
 from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FromViews, Setup, method_options
@@ -30,7 +29,7 @@ from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, to_pixels, to_views
 from lessmore.prediction import Prediction, entropy_of
 from lessmore.prompts import Templates, template_texts
-from lessmore.storage.state import REMEDY, read_counts, read_state, write_state
+from lessmore.storage.state import REMEDY, read_state, write_state
 
 
 class Adapter:
@@ -231,11 +230,9 @@ class Adapter:
         """
         forms = forms_of(self._answerer.method) | track_forms(len(self._classes.names))
         tensors, facts = read_state(Path(path), self._identity(), forms, beside_tracks(problem_of(self.method_name)))
-        counts, tracks = read_counts(Health, facts.get("health"), path), Tracks()
+        counts, tracks = read_health(facts.get("health"), path), Tracks()
         if not tracks.restored(tensors, facts.get("tracks")):
             raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")
-        if not COLDEST <= counts.temperature <= WARMEST:
-            raise StateError(f"{path} makes no sense: its temperature is out of range; {REMEDY}")
         tensors.pop(TENSOR, None)
         before = self._answerer.state()
         try:

@@ -28,6 +28,8 @@ def _number(value: float) -> Callable[[Tensor, random.Random], Tensor]:
 
 
 def _huge(tensor: Tensor, dice: random.Random) -> Tensor:
+    if tensor.dtype == torch.bool:
+        return tensor.long() * 2**40
     sign = dice.choice((-1, 1))
     return torch.full_like(tensor, sign * 1e30) if tensor.is_floating_point() else torch.full_like(tensor, sign * 2**40)
 
@@ -51,11 +53,11 @@ CRAFTS: tuple[Callable[[Tensor, random.Random], Tensor], ...] = (
 )
 
 
-def crafted_tensors(tensors: Tensors, dice: random.Random) -> tuple[Tensors, str]:
-    """One tensor that cannot be, too many or too few of them; and which."""
+def crafted_tensors(tensors: Tensors, dice: random.Random, fewer: bool = True) -> tuple[Tensors, str]:
+    """One tensor that cannot be, too many or (where `fewer`) too few of them; and which."""
     name = dice.choice([name for name, tensor in sorted(tensors.items()) if tensor.numel()])
     changed = dict(tensors)
-    kind = dice.randrange(len(CRAFTS) + 2)
+    kind = dice.choice([kind for kind in range(len(CRAFTS) + 2) if fewer or kind != len(CRAFTS)])
     if kind < len(CRAFTS):
         changed[name] = CRAFTS[kind](tensors[name], dice).contiguous()
     elif kind == len(CRAFTS):

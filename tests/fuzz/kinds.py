@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import images, names, runs, states, typed
+from tests.fuzz import images, names, runs, served, states, typed
 from tests.fuzz.outcomes import Trial
 
 KINDS: dict[str, Callable[[Path, bool], Trial]] = {
     "state files": states.state_files,
+    "states with tracks, after the class list changed": states.states_after_changes,
+    "streams of a server in a folder": served.folder_streams,
+    "streams of a server behind a URL": served.object_streams,
     "class-embedding cache": states.class_embedding_cache,
     "encoding cache, through a run": states.encoding_cache,
     "interrupted runs, resumed": runs.interrupted_runs,

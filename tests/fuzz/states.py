@@ -64,6 +64,32 @@ def state_files(folder: Path, crafted: bool) -> Trial:
     return _files({file: good}, use, (lambda dice: rewrite_tensors(file, SCHEMA, dice)) if crafted else None)
 
 
+def states_after_changes(folder: Path, crafted: bool) -> Trial:
+    """A state with tracks, saved after its class list had changed, is restored, and answers are compared."""
+    made = lessmore.adapt("tiny", CLASSES, cache=folder / "cache")
+    for i, image in enumerate(images(8, 5)):
+        made(image, track=f"cup {i % 3}")
+    made.remove_classes([CLASSES[1]])
+    made.add_classes(["blue striped cross", "green dotted star"])
+    made.rename(CLASSES[2], "green square")
+    for i, image in enumerate(images(6, 6)):
+        made(image, track=f"cup {i % 2}" if i % 3 else None)
+    good, file, asked = folder / "good.safetensors", folder / "state.safetensors", images(ASKED, 7)
+    made.save(good)
+    expected = [made(image, track="cup 1") for image in asked]
+
+    def use() -> bool:
+        made.restore(file)
+        found = [made(image, track="cup 1") for image in asked]
+        return all(_alike(one, other) for one, other in zip(found, expected, strict=True))
+
+    return _files({file: good}, use, (lambda dice: rewrite_tensors(file, SCHEMA, dice)) if crafted else None)
+
+
+def _alike(one: lessmore.Prediction, other: lessmore.Prediction) -> bool:
+    return one.frames == other.frames and torch.equal(one.scores, other.scores) and one.confidence == other.confidence
+
+
 def _files(files: dict[Path, Path], use: Callable[[], bool | Outcome], craft: Callable[..., str] | None) -> Trial:
     """Trials that damage or craft one of these files, each of which begins as a copy of another."""
 

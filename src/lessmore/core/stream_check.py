@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lessmore.core.debias import MEMORY, PAST
+from lessmore.core.stream import StreamState
 from lessmore.core.token_mean import SHARE
 
 _ROOM = 1e-2
@@ -40,6 +41,31 @@ def problem(state: Mapping[str, Tensor]) -> str | None:
     for holds, reason in (*_reservoir(wide), *_mean(wide), *_domain(wide)):
         if not bool(holds):
             return reason
+    return None
+
+
+def delta_problem(state: StreamState, delta: Mapping[str, Tensor]) -> str | None:
+    """Why tensors cannot be what one more image did to a state; None if they can.
+
+    Args:
+        state: The state before the image.
+        delta: The tensors of `Delta.named`; of an image that was not stored, without its tokens.
+    """
+    held, mean = state.reservoir, state.stream_mean._asdict()
+    C, M, L, D = held.anchors.shape
+    own = {**mean, "token_mean": state.token_mean, "key": held.keys[0, 0]}
+    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in own.items()}
+    forms |= {name: (torch.int64, torch.Size()) for name in ("label", "slot", "id")}
+    found = {name: (tensor.dtype, tensor.shape) for name, tensor in delta.items() if name != "tokens"}
+    if found != forms or "tokens" not in delta:
+        return "its tensors are not those of an image"
+    if not all(bool(tensor.isfinite().all()) for name, tensor in delta.items() if name != "key"):
+        return "a number is not finite"
+    stored = int(delta["slot"]) >= 0
+    if tuple(delta["tokens"].shape) != (L if stored else 0, D) or delta["tokens"].dtype != held.anchors.dtype:
+        return "its tokens are not those of an image"
+    if not (0 <= int(delta["label"]) < C and -1 <= int(delta["slot"]) < M and int(delta["id"]) == int(held.step)):
+        return "it names a place or an image that there is not"
     return None
 
 

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ from lessmore.core.encoder import Encoded
 from lessmore.engines import Batching, build, resolve_engine
 from lessmore.engines.answered import Answered, Failure, judged, plain_scores, read
 from lessmore.engines.batching import on_host
+from lessmore.engines.confidence import COLDEST, WARMEST
 from lessmore.engines.tracks import Tracks
 from lessmore.engines.turns import Turns
-from lessmore.errors import ConfigError, ImageError, NonFiniteError
+from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.saved import follower_of
+from lessmore.storage.state import REMEDY, read_counts
 
 REFUSALS = 10
 """Refused answers in a row after which the state is set aside."""
@@ -72,6 +76,22 @@ class Health:
     def agreement(self) -> float:
         """Share of the answers that equal zero-shot's."""
         return 1 - self.changed / self.seen if self.seen else 1.0
+
+
+def read_health(value: Any, path: str | Path) -> Health:
+    """Counts from a file.
+
+    Args:
+        value: What `dataclasses.asdict` made of them.
+        path: The file, for the error.
+
+    Raises:
+        StateError: They are no counts, or no stream reaches them.
+    """
+    health = read_counts(Health, value, path)
+    if not COLDEST <= health.temperature <= WARMEST:
+        raise StateError(f"{path} makes no sense: its temperature is out of range; {REMEDY}")
+    return health
 
 
 class Answerer:

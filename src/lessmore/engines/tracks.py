@@ -13,6 +13,7 @@ Only sums are kept, and of the last `MOST` tracks. A track that was dropped begi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lessmore.core.stream_check import LARGEST
 from lessmore.engines.answered import Answered
 from lessmore.engines.confidence import confidence_in
 from lessmore.storage.state import Form, Problem
@@ -97,7 +99,8 @@ class Tracks:
         sums = tensors.get(TENSOR, torch.empty(0))
         if not isinstance(facts, list) or len(facts) != len(sums) or not all(_is_track(fact) for fact in facts):
             return False
-        if not bool(sums.isfinite().all()):
+        frames = torch.tensor([n for _, n in facts], dtype=torch.float64)
+        if not bool(sums.isfinite().all()) or (facts and not _possible(sums.cpu(), frames)):
             return False
         self._known = OrderedDict(
             (name, FrameSums(n, row.cpu().clone())) for (name, n), row in zip(facts, sums, strict=True)
@@ -134,7 +137,18 @@ def _answer_of(track: FrameSums, last: Answered, temperature: float) -> Answered
     )
 
 
+def _possible(sums: Tensor, frames: Tensor) -> bool:
+    """Whether sums `[n, 3, C]` can be of so many frames `[n]`: logarithms of probabilities, and evidence in bounds."""
+    logs, least = sums[:, [0, 2]], frames[:, None, None] * math.log(_LEAST)
+    fits = (logs <= 1e-3 * frames[:, None, None]).all() & (logs >= least * (1 + 1e-3)).all()
+    return bool(fits & (sums[:, 1].abs() <= LARGEST).all())
+
+
 def _is_track(fact: Any) -> bool:
     return (
-        isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str) and type(fact[1]) is int and fact[1] > 0
+        isinstance(fact, list)
+        and len(fact) == 2
+        and isinstance(fact[0], str)
+        and type(fact[1]) is int
+        and 0 < fact[1] < LARGEST
     )

@@ -163,7 +163,11 @@ class Replayable(Protocol):
         """What the last image did; `redo` does it again, to the same bytes."""
 
     def redo(self, delta: Mapping[str, Tensor]) -> None:
-        """Let an image in by its `delta`, on the state that stood before it."""
+        """Let an image in by its `delta`, on the state that stood before it.
+
+        Raises:
+            ValueError: It is not the delta of the next image.
+        """
 
 
 @runtime_checkable

@@ -146,7 +146,13 @@ class TCA:
         return delta if int(delta["slot"]) >= 0 else {**delta, "tokens": delta["tokens"][:0]}
 
     def redo(self, delta: Mapping[str, Tensor]) -> None:
-        """Let an image in by its `delta`."""
+        """Let an image in by its `delta`.
+
+        Raises:
+            ValueError: It is the delta of no image, or not of the next one; the state stays as it is.
+        """
+        if reason := stream_check.delta_problem(self.stream, delta):
+            raise ValueError(reason)
         own = self.stream.reservoir.anchors[0, 0]
         tokens = delta["tokens"] if len(delta["tokens"]) else torch.zeros_like(own)
         self.stream = self.operations.apply(self.stream, stream.delta_from_named({**delta, "tokens": tokens}))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fsspec
 
-from lessmore.errors import ConfigError, LessmoreError
+from lessmore.errors import ConfigError, LessmoreError, StateError
 from lessmore.serve.errors import UnavailableError
 from lessmore.serve.settings import without_password
 
@@ -135,6 +135,10 @@ class ObjectStore:
             self._put_base(stream, b"", b"")
             return b"", b""
         data = self._fs.cat_file(f"{self._folder(stream, newest)}/base")
+        if len(data) < _HEAD.size or len(data) < _HEAD.size + _HEAD.unpack_from(data)[0]:
+            raise StateError(
+                f"the base of stream {stream} is damaged; put back a copy of the store, or reset or delete the stream"
+            )
         middle = _HEAD.size + _HEAD.unpack_from(data)[0]
         snapshot, journal = data[_HEAD.size : middle], data[middle:]
         if newest < self._epoch:
@@ -162,7 +166,7 @@ class ObjectStore:
             names = [str(path).rstrip("/").rpartition("/")[2] for path in self._fs.ls(folder, detail=False)]
         except FileNotFoundError:
             return []
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isdecimal() and name.isascii()]
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

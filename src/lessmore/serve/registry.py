@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from lessmore.errors import ConfigError
 from lessmore.serve.errors import UnavailableError
 from lessmore.serve.settings import without_password
+from lessmore.storage.sealed import seal_of
 
 _META = MetaData()
 _STREAMS = Table(
@@ -39,7 +40,7 @@ class StreamRow:
     """Name of the key that made it; empty where there are no keys."""
     name: str | None
     config: dict[str, Any]
-    """Arguments of `lessmore.adapt`."""
+    """Arguments of `lessmore.adapt`; empty if they are damaged, and whoever uses them then refuses."""
     created: float = field(default_factory=time.time)
     """Seconds since 1970."""
 
@@ -53,7 +54,7 @@ class StreamRegistry:
     def add(self, row: StreamRow) -> None:
         """Write a new stream down."""
         with self._reached() as connection:
-            connection.execute(insert(_STREAMS).values(**{**vars(row), "config": json.dumps(row.config)}))
+            connection.execute(insert(_STREAMS).values(**{**vars(row), "config": _sealed_text(row.id, row.config)}))
 
     def find(self, stream: str) -> StreamRow | None:
         """The stream with an id."""
@@ -88,7 +89,8 @@ class StreamRegistry:
             config: Arguments of `lessmore.adapt`.
         """
         with self._reached() as connection:
-            connection.execute(update_rows(_STREAMS).where(_STREAMS.c.id == stream).values(config=json.dumps(config)))
+            text = _sealed_text(stream, config)
+            connection.execute(update_rows(_STREAMS).where(_STREAMS.c.id == stream).values(config=text))
 
     def remove(self, stream: str) -> None:
         """Strike a stream off the list."""
@@ -136,7 +138,21 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
 
 def _row(found: Any) -> StreamRow:
-    return StreamRow(**{**found, "config": json.loads(found["config"])})
+    return StreamRow(**{**found, "config": _config_of(found["id"], found["config"])})
+
+
+def _sealed_text(stream: str, config: dict[str, Any]) -> str:
+    return json.dumps({**config, "seal": seal_of([stream, config])})
+
+
+def _config_of(stream: str, text: str) -> dict[str, Any]:
+    """The settings; none where they are damaged, so that a list of streams can still be had."""
+    try:
+        config = json.loads(text)
+        seal = config.pop("seal")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return config if seal == seal_of([stream, config]) else {}
 
 
 def _short(error: Exception) -> str:

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from lessmore.adapter import Adapter
-from lessmore.engines.answers import Health
+from lessmore.engines.answers import read_health
 from lessmore.errors import StateError
 from lessmore.methods import Method, Replayable
 from lessmore.methods.saved import forms_of, problem_of
 from lessmore.serve.journal import Record, pack_record, read_records
 from lessmore.serve.store import StateStore
+from lessmore.serve.stored import StoredChange, StoredPlace, check_stored
 from lessmore.storage.sealed import read_facts
 from lessmore.storage.state import SCHEMA as STATE_SCHEMA
-from lessmore.storage.state import read_counts, read_state, write_state
+from lessmore.storage.state import form_problem, read_state, write_state
 
 SCHEMA = "lessmore.journal/1"
 REMEMBERED = 1000
@@ -150,7 +151,9 @@ class Resident:
             self._load_snapshot(path)
         data = self._store.journal(self.stream)
         records, length = read_records(data, f"the journal of stream {self.stream}")
-        new = [one for one in records if one.facts.get("number", 0) > self.place.number]
+        where = f"the journal of stream {self.stream}"
+        numbers = [check_stored(StoredChange, one.facts, where).number for one in records[1:]]
+        new = [one for one, number in zip(records[1:], numbers, strict=True) if number > self.place.number]
         if records and new and records[0].facts != {"schema": SCHEMA, "identity": self.identity()}:
             raise StateError(
                 f"the journal of stream {self.stream} was written with another model, class list, setting or version; "
@@ -158,6 +161,8 @@ class Resident:
             )
         for record in new:
             self._redo(record)
+        if new and (reason := self._problem()):
+            raise StateError(f"{where} makes no sense: {reason}; put back a copy of the store, or reset the stream")
         self._before = {} if isinstance(self.method, Replayable) else self.method.state()
         self._begun, self.waiting = bool(new), len(new)
         self._store.cut(self.stream, length if new else 0)
@@ -165,12 +170,13 @@ class Resident:
     def _load_snapshot(self, path: Path) -> None:
         name = self.adapter.method_name
         tensors, facts = read_state(path, self.adapter.identity(), forms_of(self.method), problem_of(name))
-        self.adapter.answerer.restore(tensors, read_counts(Health, facts.get("health"), path))
-        try:
-            place = facts["place"]
-            self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path} does not say where the stream stands; reset the stream") from error
+        health = read_health(facts.get("health"), path)
+        check_stored(StoredPlace, facts.get("place"), str(path))
+        place = facts["place"]
+        if not place["seq"] == (place["last"] or {"seq": 0})["seq"] <= place["number"]:
+            raise StateError(f"{path} does not say where the stream stands; reset the stream")
+        self.adapter.answerer.restore(tensors, health)
+        self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
 
     def _redo(self, record: Record) -> None:
         """Let an image of the journal in again."""
@@ -182,7 +188,7 @@ class Resident:
             )
         aside = answerer.counts().set_aside
         try:
-            counts = read_counts(Health, facts["health"], "the journal")
+            counts = read_health(facts["health"], "the journal")
             self._apply({name: tensor.to(self.adapter.vlm.device) for name, tensor in record.tensors.items()})
             if counts.set_aside > aside:
                 self.method.reset()
@@ -201,7 +207,15 @@ class Resident:
             if tensors:
                 self.method.redo(tensors)
         else:
-            self.method.restore({**self.method.state(), **tensors})
+            after = {**self.method.state(), **tensors}
+            if reason := form_problem(after, forms_of(self.method)):
+                raise ValueError(reason)
+            self.method.restore(after)
+
+    def _problem(self) -> str | None:
+        """Why the state cannot be one."""
+        state = {name: tensor.cpu() for name, tensor in self.method.state().items()}
+        return problem_of(self.adapter.method_name)(state)
 
 
 def stored_config(path: Path | None) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from lessmore.serve.registry import StreamRegistry
 from lessmore.serve.resident import Answer, Resident, stored_config
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
+from lessmore.serve.stored import StoredConfig, check_stored
 
 _LOG = logging.getLogger("lessmore.serve")
 TEMPLATES = 32
@@ -54,9 +55,11 @@ class Streams:
 
         Raises:
             ConfigError: The settings cannot be used.
+            StateError: They are no settings: what is stored of them is damaged.
         """
         key = json.dumps(config, sort_keys=True)
         if key not in self._templates:
+            check_stored(StoredConfig, config, "what is stored of the stream's settings")
             self._templates[key] = adapt(self.vlm, engine=self.settings.engine, **config)
         self._templates.move_to_end(key)
         while len(self._templates) > TEMPLATES:

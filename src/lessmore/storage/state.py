@@ -127,7 +127,7 @@ def read_state(
     for name, ours in identity.items():
         if theirs.get(name) != ours:
             raise StateError(f"{path} was saved {_difference(name, theirs.get(name), ours)}")
-    reason = _misfit(tensors, like) or problem(tensors)
+    reason = form_problem(tensors, like) or problem(tensors)
     if reason:
         raise StateError(f"{path} makes no sense: {reason}; {remedy}")
     return tensors, facts
@@ -152,8 +152,13 @@ def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
     return kind(**value)
 
 
-def _misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Form]) -> str | None:
-    """What is wrong with names, types and shapes."""
+def form_problem(tensors: Mapping[str, Tensor], like: Mapping[str, Form]) -> str | None:
+    """What is wrong with names, types and shapes; None if nothing is.
+
+    Args:
+        tensors: Tensors by name.
+        like: The form that each must have.
+    """
     for name, tensor in tensors.items():
         if name not in like:
             return f"it has a tensor {name!r} too many"
