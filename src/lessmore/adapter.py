@@ -74,6 +74,11 @@ class Adapter:
         """The class list; `add_classes`, `remove_classes` and `rename` change it."""
         return list(self._classes.names)
 
+    @property
+    def groups(self) -> list[str]:
+        """The group of every class; empty where the class list has none."""
+        return list(self._classes.groups)
+
     def add_classes(self, classes: ClassNames) -> None:
         """Append classes to the list. What was learned stays; a new class starts as unseen.
 
@@ -258,9 +263,14 @@ class Adapter:
             raise pixels
         return pixels
 
-    def prediction(self, answered: Answered) -> Prediction:
-        """An answer of the `answerer` as the prediction that people get."""
-        return self._prediction(answered, trace=False)
+    def prediction(self, answered: Answered, trace: bool = False) -> Prediction:
+        """An answer of the `answerer` as the prediction that people get.
+
+        Args:
+            answered: The answer.
+            trace: Whether to say where every patch went.
+        """
+        return self._prediction(answered, trace)
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must share with this adapter, as JSON."""
@@ -330,7 +340,7 @@ def adapt(
     Args:
         model: Whatever `lessmore.load` takes.
         classes: Class names; underscores become spaces, and predictions carry the names so cleaned. A mapping from
-            groups to names gives groups, and predictions then answer on both levels.
+            groups to names, or pairs of a group and names, gives groups, and predictions then answer on both levels.
         templates: A named set of prompt templates, or strings with `{}`.
         method: One of `list_methods()`.
         preset: One of `list_presets()`.

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from lessmore.errors import LessmoreError
 from lessmore.serve import registry as registries
+from lessmore.serve.answer import Asked
 from lessmore.serve.errors import UnavailableError
 from lessmore.serve.journal import pack_record, read_records
 from lessmore.serve.metrics import Metrics
@@ -100,7 +101,7 @@ class Begun:
                 self.registry.add(StreamRow(name, "", None, config))
                 self.stood[name] = {0: stands(self.streams.get(name))}
                 for i in range(BEFORE + AFTER):
-                    self.streams.answer([Look(name, _PIXELS[i], f"key {i}")])
+                    self.streams.answer([Look(name, _PIXELS[i], Asked(f"key {i}"))])
                     resident = self.streams.get(name)
                     self.stood[name][resident.place.number] = stands(resident)
                     if i == BEFORE - 1:

@@ -43,9 +43,12 @@ def pictures(count: int = 24, seed: int = 5, kind: str = "contrast", severity: i
 
 def png(pixels: torch.Tensor) -> bytes:
     """Pixels [3, H, W] between 0 and 1 as a PNG."""
+    return png_of(Image.fromarray((pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()))
+
+
+def png_of(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    array = (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-    Image.fromarray(array).save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 
@@ -155,7 +158,8 @@ def saved_state(adapter: Adapter, folder: Path) -> State:
 def renewed(adapter: Adapter, folder: Path, **options: Any) -> Adapter:
     """The same stream on a class list that is embedded as a whole, as after a restart."""
     adapter.save(folder / "before.safetensors")
-    other = fresh_adapter(classes=adapter.classes, method=adapter.method_name, **options)
+    pairs = [(group, [name]) for group, name in zip(adapter.groups, adapter.classes, strict=False)]
+    other = fresh_adapter(classes=pairs or adapter.classes, method=adapter.method_name, **options)
     other.restore(folder / "before.safetensors")
     return other
 

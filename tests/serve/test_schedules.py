@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lessmore import Adapter
 from lessmore.errors import ConfigError, ImageError, LessmoreError, StateError
+from lessmore.serve.answer import Asked
 from lessmore.serve.errors import DamagedStreamError
 from lessmore.serve.journal import pack_record, read_records
 from lessmore.serve.metrics import Metrics
@@ -27,7 +28,7 @@ EXAMPLES = 300 if os.environ.get("LESSMORE_SOAK") else 6
 NAMES = CLASSES[:8]
 CONFIG: dict[str, Any] = {"classes": NAMES, "templates": ["a {}."], "preset": "default", "R": None, "method": "tca"}
 METHODS = ("tca", "tda", "neo", "zeroshot")
-KINDS = [*["image"] * 7, "broken", "reset", "relist", "kill", "kill"]
+KINDS = [*["image"] * 5, *["frame"] * 3, "broken", "reset", "relist", "kill", "kill"]
 STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 400))
 
 
@@ -81,13 +82,17 @@ def test_any_schedule(steps: list[tuple[str, int, int]], snapshot_every: int) ->
         closed(streams)
 
 
-def send(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
+def send(streams: Streams, stream: str, adapter: Adapter, which: int, track: str | None = None) -> None:
     image = pictures(12)[which % 12]
-    (told,) = streams.answer([Look(stream, adapter.pixels(image), top=len(NAMES))])
+    (told,) = streams.answer([Look(stream, adapter.pixels(image), Asked(top=len(NAMES), track=track))])
     assert not isinstance(told, LessmoreError), told
-    own = adapter(image)
+    own = adapter(image, track=track)
     theirs = {one["label"]: one["score"] for one in told["top"]}
     assert theirs == dict(zip(adapter.classes, own.scores.tolist(), strict=True))
+
+
+def frame(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
+    send(streams, stream, adapter, which, track=f"object {which % 3}")
 
 
 def refuse(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
@@ -118,6 +123,7 @@ def relist(streams: Streams, stream: str, adapter: Adapter, which: int) -> Adapt
 
 ACTIONS: dict[str, Callable[[Streams, str, Adapter, int], None]] = {
     "image": send,
+    "frame": frame,
     "broken": refuse,
     "reset": forget,
 }
@@ -187,12 +193,12 @@ def test_keys_are_remembered_for_a_thousand_images_and_over_restarts(tmp_path: P
     streams = opened(tmp_path, snapshot_every=5)
     streams.registry.add(StreamRow("s0", "", None, {**CONFIG, "method": "zeroshot"}))
     pixels = fresh_adapter(classes=NAMES).pixels(pictures(12)[0])
-    (first,) = streams.answer([Look("s0", pixels, "first")])
+    (first,) = streams.answer([Look("s0", pixels, Asked("first"))])
     for i in range(12):
-        streams.answer([Look("s0", pixels, f"k{i}")])
+        streams.answer([Look("s0", pixels, Asked(f"k{i}"))])
     closed(streams)
     streams = opened(tmp_path)
-    assert streams.answer([Look("s0", pixels, "first")]) == [first]
+    assert streams.answer([Look("s0", pixels, Asked("first"))]) == [first]
     place = streams.get("s0").place
     for seq in range(14, 1002):
         place.remember(None, {"seq": seq})
@@ -219,5 +225,5 @@ def test_memory_is_bounded_by_bytes_too(tmp_path: Path) -> None:
         streams.registry.add(StreamRow(f"s{i}", "", None, CONFIG))
         streams.answer([Look(f"s{i}", fresh_adapter(classes=NAMES).pixels(pictures(12)[i]))])
     assert 1 < len(streams.resident) < 9
-    assert sum(one.bytes for one in streams.resident.values()) <= 2**20
+    assert sum(one.memory for one in streams.resident.values()) <= 2**20
     closed(streams)

@@ -54,6 +54,11 @@ class Tracks:
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
+    @property
+    def memory(self) -> int:
+        """Bytes that they take."""
+        return sum(track.sums.nbytes for track in self._known.values())
+
     def copy(self) -> Tracks:
         """Independent tracks that continue from the same frames."""
         other = Tracks()
@@ -72,12 +77,28 @@ class Tracks:
             return answered
         frame = (answered.raw_scores, answered.evidence, answered.zero_shot)
         logs = [row.double() if row is answered.evidence else row.double().clamp_min(_LEAST).log() for row in frame]
-        track = self._known.setdefault(name, FrameSums(0, torch.zeros(3, len(logs[0]), dtype=torch.float64)))
-        track.frames, track.sums = track.frames + 1, track.sums + torch.stack(logs)
+        before = self._known.get(name) or FrameSums(0, torch.zeros(3, len(logs[0]), dtype=torch.float64))
+        self.put(name, before.frames + 1, before.sums + torch.stack(logs))
+        track = self._known[name]
+        return answered if track.frames == 1 else _answer_of(track, answered, temperature)
+
+    def newest(self) -> tuple[str, int, Tensor]:
+        """Name, frames and sums `[3, C]` of the track that was seen last; there must be one."""
+        name, track = next(reversed(self._known.items()))
+        return name, track.frames, track.sums
+
+    def put(self, name: str, frames: int, sums: Tensor) -> None:
+        """Take over what `newest` told of a track.
+
+        Args:
+            name: The track.
+            frames: Its frames so far.
+            sums: Their sums, `[3, C]` float64.
+        """
+        self._known[name] = FrameSums(frames, sums)
         self._known.move_to_end(name)
         if len(self._known) > MOST:
             self._known.popitem(last=False)
-        return answered if track.frames == 1 else _answer_of(track, answered, temperature)
 
     def saved(self) -> tuple[dict[str, Tensor], list[list[Any]]]:
         """Tensors and facts for a state file; none where there are no tracks."""

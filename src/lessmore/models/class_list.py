@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from lessmore.errors import ConfigError, unknown
 from lessmore.models.vlm import VLM
 from lessmore.prompts import Templates, class_names, prompts
 
-ClassNames = Sequence[str] | Mapping[str, Sequence[str]]
-"""Class names, or groups of them by the groups' names."""
+ClassNames = Sequence[str] | Mapping[str, Sequence[str]] | Sequence[tuple[str, Sequence[str]]]
+"""Class names, or groups of them by the groups' names, or pairs of both, in which a group may come again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +107,19 @@ def class_list(vlm: VLM, classes: ClassNames, templates: Templates, cache: bool 
 
 def _flat(classes: ClassNames) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names, and the group of each; no groups where none are given."""
-    if not isinstance(classes, Mapping):
+    if isinstance(classes, str):
         return tuple(class_names(classes)), ()
-    for group, members in classes.items():
+    groups: list[Any] = list(classes.items() if isinstance(classes, Mapping) else classes)
+    if not isinstance(classes, Mapping) and not any(isinstance(one, (tuple, list)) for one in groups):
+        return tuple(class_names(groups)), ()
+    if not all(isinstance(one, (tuple, list)) and len(one) == 2 for one in groups):
+        raise ConfigError("classes are names, or groups of names, not both; give every class a group, or none")
+    for group, members in groups:
         if isinstance(members, str) or not isinstance(members, Iterable):
             raise ConfigError(f"group {group!r} must hold a list of names, not {members!r}; write [{members!r}]")
         if not list(members):
             raise ConfigError(f"group {group!r} holds no class; give it one, or leave it out")
-    pairs = [(name, _one(group)) for group, members in classes.items() for name in members]
+    pairs = [(name, _one(group)) for group, members in groups for name in members]
     return tuple(class_names([name for name, _ in pairs])), tuple(group for _, group in pairs)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from lessmore.errors import LessmoreError
+from lessmore.serve.answer import Asked, flat_names
 from lessmore.serve.api import Classifier, Serving
 from lessmore.serve.auth import Caller
 from lessmore.serve.errors import RequestError
@@ -56,12 +57,12 @@ async def _adapted(
     service: Service, caller: Caller, stream: str, body: HubRequest, data: bytes
 ) -> list[tuple[str, float]]:
     row = await service.find(stream, caller)
-    classes = (await service.status(row))["config"]["classes"]
+    classes = flat_names((await service.status(row))["config"]["classes"])
     if sorted(classes) != sorted(body.parameters.candidate_labels):
         raise RequestError(
             f"the labels are not the classes of stream {stream}", "send those, or make a stream with these labels"
         )
-    (answer,) = await service.classify(row, [data], None, len(classes), None)
+    (answer,) = await service.classify(row, [data], Asked(top=len(classes)), None)
     if isinstance(answer, LessmoreError):
         raise answer
     return [(one["label"], one["score"]) for one in answer["top"]]

@@ -19,22 +19,21 @@ from torch import Tensor
 
 from lessmore.adapter import Adapter
 from lessmore.engines.answers import read_health
+from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
 from lessmore.errors import StateError
-from lessmore.methods import Method, Replayable
+from lessmore.methods import FollowsStream, Method, Replayable
 from lessmore.methods.saved import forms_of, problem_of
+from lessmore.serve.answer import Answer
 from lessmore.serve.journal import Record, pack_record, read_records
 from lessmore.serve.store import StateStore
 from lessmore.serve.stored import StoredChange, StoredPlace, check_stored
 from lessmore.storage.sealed import read_facts
 from lessmore.storage.state import SCHEMA as STATE_SCHEMA
-from lessmore.storage.state import form_problem, read_state, write_state
+from lessmore.storage.state import Form, form_problem, read_state, write_state
 
 SCHEMA = "lessmore.journal/1"
 REMEMBERED = 1000
 """Images whose `Idempotency-Key` is remembered."""
-
-Answer = dict[str, Any]
-"""The body of an answer, as JSON."""
 
 
 @dataclass
@@ -76,16 +75,32 @@ class Resident:
         self.place = Place()
         self.waiting = 0
         """Records in the journal that no snapshot holds; without a journal, images that none does."""
+        self.domains = 0
+        """Changes of domain noticed so far."""
         self._store, self._durable = store, durable
         self._before: dict[str, Tensor] = {}
         self._begun = False
-        self.bytes = 2 * sum(tensor.nbytes for tensor in self.method.state().values())
-        """Memory that the stream takes, by our estimate: the state, and as much again for what is derived from it."""
+        self._own = 2 * sum(tensor.nbytes for tensor in self.method.state().values())
 
     @property
     def method(self) -> Method:
         """What adapts."""
         return self.adapter.answerer.method
+
+    @property
+    def tracks(self) -> Tracks:
+        """Objects of which frames were sent."""
+        return self.adapter.answerer.tracks
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the stream takes, by our estimate: the state, as much again for what is derived, and tracks."""
+        return self._own + self.tracks.memory
+
+    def noticed(self) -> int:
+        """Changes of domain that the stream has noticed, asked of the method."""
+        mean = self.method.stream_mean() if isinstance(self.method, FollowsStream) else None
+        return 0 if mean is None else int(mean.domain_changes)
 
     def identity(self) -> str:
         """A digest of what a journal must share with this stream."""
@@ -97,7 +112,7 @@ class Resident:
         Args:
             answer: The answer; None where there is none because the image was refused.
             key: The request's `Idempotency-Key`.
-            adapted: Whether the method saw the image.
+            adapted: Whether the image changed the method's state.
 
         Returns:
             The record, or nothing where no journal is kept.
@@ -110,7 +125,16 @@ class Resident:
             return b""
         counts = self.adapter.answerer.counts()
         tensors = self._changes() if adapted else {}
-        facts = {"number": self.place.number, "answer": answer, "key": key, "health": asdict(counts)}
+        facts: dict[str, Any] = {
+            "number": self.place.number,
+            "answer": answer,
+            "key": key,
+            "health": asdict(counts),
+            "track": None,
+        }
+        if answer is not None and answer["track"] in self.tracks and not answer["refused"]:
+            name, frames, sums = self.tracks.newest()
+            facts["track"], tensors = [name, frames], {**tensors, TENSOR: sums}
         head = b"" if self._begun else pack_record({"schema": SCHEMA, "identity": self.identity()}, {})
         self._begun = True
         return head + pack_record(facts, tensors)
@@ -132,14 +156,16 @@ class Resident:
     def changed(self) -> None:
         """Count a change that no record tells of, and write it down as a snapshot."""
         self.place.number += 1
+        self.domains = self.noticed()
         self._before = {} if isinstance(self.method, Replayable) else self.method.state()
         self.save()
 
     def _write(self, path: Path) -> None:
         tensors, health = self.adapter.answerer.state()
+        sums, tracks = self.tracks.saved()
         place = {**asdict(self.place), "keys": list(self.place.keys.items())}
-        facts = {"health": asdict(health), "place": place, "config": self.config}
-        write_state(path, tensors, self.adapter.identity(), facts)
+        facts = {"health": asdict(health), "place": place, "config": self.config, "tracks": tracks}
+        write_state(path, tensors | sums, self.adapter.identity(), facts)
 
     def load(self) -> None:
         """Bring back what is stored: the snapshot, then the journal after it.
@@ -164,18 +190,24 @@ class Resident:
         if new and (reason := self._problem()):
             raise StateError(f"{where} makes no sense: {reason}; put back a copy of the store, or reset the stream")
         self._before = {} if isinstance(self.method, Replayable) else self.method.state()
+        self.domains = self.noticed()
         self._begun, self.waiting = bool(new), len(new)
         self._store.cut(self.stream, length if new else 0)
 
     def _load_snapshot(self, path: Path) -> None:
-        name = self.adapter.method_name
-        tensors, facts = read_state(path, self.adapter.identity(), forms_of(self.method), problem_of(name))
-        health = read_health(facts.get("health"), path)
+        forms = forms_of(self.method) | track_forms(len(self.adapter.classes))
+        problem = beside_tracks(problem_of(self.adapter.method_name))
+        tensors, facts = read_state(path, self.adapter.identity(), forms, problem)
+        health, tracks = read_health(facts.get("health"), path), Tracks()
         check_stored(StoredPlace, facts.get("place"), str(path))
         place = facts["place"]
         if not place["seq"] == (place["last"] or {"seq": 0})["seq"] <= place["number"]:
             raise StateError(f"{path} does not say where the stream stands; reset the stream")
+        if not tracks.restored(tensors, facts.get("tracks")):
+            raise StateError(f"{path} makes no sense: its tracks do not fit together; reset the stream")
+        tensors.pop(TENSOR, None)
         self.adapter.answerer.restore(tensors, health)
+        self.adapter.answerer.tracks = tracks
         self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
 
     def _redo(self, record: Record) -> None:
@@ -188,10 +220,14 @@ class Resident:
             )
         aside = answerer.counts().set_aside
         try:
-            counts = read_health(facts["health"], "the journal")
-            self._apply({name: tensor.to(self.adapter.vlm.device) for name, tensor in record.tensors.items()})
+            counts, tensors = read_health(facts["health"], "the journal"), dict(record.tensors)
+            if facts["track"] is not None:
+                name, frames = facts["track"]
+                self._redo_track(name, frames, tensors.pop(TENSOR))
+            self._apply({name: tensor.to(self.adapter.vlm.device) for name, tensor in tensors.items()})
             if counts.set_aside > aside:
                 self.method.reset()
+                answerer.tracks = Tracks()
             answerer.restore(self.method.state(), counts)
             self.place.number += 1
             if facts["answer"] is not None:
@@ -201,6 +237,12 @@ class Resident:
                 f"the journal of stream {self.stream} makes no sense at change {facts['number']} ({error}); "
                 "put back a copy of the store, or reset the stream"
             ) from error
+
+    def _redo_track(self, name: str, frames: int, sums: Tensor) -> None:
+        form = Form(torch.float64, (3, len(self.adapter.classes)))
+        if not form.fits(sums) or not bool(sums.isfinite().all()):
+            raise ValueError("the sums of a track are none")
+        self.tracks.put(name, frames, sums)
 
     def _apply(self, tensors: Mapping[str, Tensor]) -> None:
         if isinstance(self.method, Replayable):

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lessmore.errors import LessmoreError
+from lessmore.prediction import Prediction
+from lessmore.serve.answer import Asked
 from lessmore.serve.errors import BusyError, DeadlineError, UnavailableError
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.settings import ServerSettings
@@ -35,8 +37,9 @@ class Ticket:
     """The decoded image; a ticket without one is a change."""
     change: Callable[[], Any] | None = None
     """What to do in the computing thread; None for an image."""
-    key: str | None = None
-    top: int = 5
+    asked: Asked = field(default_factory=Asked)
+    explained: list[Prediction] = field(default_factory=list)
+    """Its prediction, if it is to be explained."""
     accepted: float = field(default_factory=time.monotonic)
     result: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     timer: asyncio.TimerHandle | None = None

@@ -17,6 +17,9 @@ def _printable(text: str) -> str:
 
 
 ClassName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Classes = Annotated[list[ClassName], Field(min_length=1, max_length=10_000)]
+Groups = Annotated[dict[ClassName, Classes], Field(min_length=1, max_length=10_000)]
+"""Names by the names of their groups."""
 Template = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_printable)]
 
 
@@ -30,7 +33,7 @@ class NewStream(_Body):
     id: Annotated[str, Field(pattern=ID)] | None = None
     """Its id; one is drawn where there is none."""
     name: Annotated[str, Field(max_length=200), AfterValidator(_printable)] | None = None
-    classes: Annotated[list[ClassName], Field(min_length=1, max_length=10_000)] | None = None
+    classes: Classes | Groups | None = None
     templates: Template | Annotated[list[Template], Field(min_length=1, max_length=100)] = "photo"
     preset: Annotated[str, Field(max_length=100)] = "default"
     R: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -43,7 +46,7 @@ class ClassListChange(_Body):
     rename: Annotated[dict[ClassName, ClassName], Field(max_length=10_000)] = {}
     """New names by present ones."""
     remove: Annotated[list[ClassName], Field(max_length=10_000)] = []
-    add: Annotated[list[ClassName], Field(max_length=10_000)] = []
+    add: Annotated[list[ClassName], Field(max_length=10_000)] | Groups = []
 
 
 class ForkedStream(_Body):
@@ -56,7 +59,7 @@ class ForkedStream(_Body):
 class HubParameters(_Body):
     """Parameters as Hugging Face's inference clients send them."""
 
-    candidate_labels: Annotated[list[ClassName], Field(min_length=1, max_length=10_000)]
+    candidate_labels: Classes
     hypothesis_template: Template | None = None
     stream: Annotated[str, Field(pattern=ID)] | None = None
 
@@ -91,6 +94,13 @@ class ClassScore(BaseModel):
     zero_shot_score: float
 
 
+class GroupScore(BaseModel):
+    """Probability of a group of classes."""
+
+    label: str
+    score: float
+
+
 class ImageAnswer(BaseModel):
     """The answer for one image."""
 
@@ -104,9 +114,21 @@ class ImageAnswer(BaseModel):
     refused: bool
     entropy: float
     domain_changes: int
+    """Changes of domain that the stream has noticed."""
+    domain_changed: bool
+    """Whether this image was one."""
+    track: str | None
+    """The object that the image is a frame of."""
+    frames: int
+    """Frames of the object that the answer is made of."""
+    group: str | None
+    """The most probable group; null where the class list has none."""
+    groups: list[GroupScore]
     top: list[ClassScore]
     ms: float | None = None
     """Time from the request's last byte to the answer; only in the answer itself."""
+    tokens: str | None = None
+    """With `explain=tokens`, a PNG as a data URI; not in an answer that is repeated for its key."""
 
 
 class ImageAnswers(BaseModel):
@@ -137,6 +159,7 @@ class StreamStatus(StreamSummary):
     """A stream, and how it is doing."""
 
     config: dict[str, Any]
+    """Its settings. Classes with groups are pairs of a group and its names, in the order of the class list."""
     health: dict[str, float]
     seq: int
     last: ImageAnswer | None

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +22,17 @@ from lessmore.data.decoder import Decoder
 from lessmore.engines.answered import plain_scores
 from lessmore.engines.cores import limit_threads, usable_cores
 from lessmore.errors import ImageError, LessmoreError, StateError
+from lessmore.models.class_list import ClassNames
 from lessmore.models.vlm import VLM
+from lessmore.prediction import Prediction
+from lessmore.serve.answer import Answer, Asked, flat_names, listed
 from lessmore.serve.auth import Caller
 from lessmore.serve.errors import RequestError, StreamExistsError, UnavailableError, UnknownStreamError, status_of
 from lessmore.serve.events import Events
+from lessmore.serve.explain import tokens_picture
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRegistry, StreamRow
-from lessmore.serve.resident import Answer, Resident
+from lessmore.serve.resident import Resident
 from lessmore.serve.scheduler import Scheduler, Ticket
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
@@ -147,9 +152,7 @@ class Service:
         """Forget what the stream learned, after the images that wait."""
         await self._changed(row, lambda: self.streams.forget(row.id))
 
-    async def relist(
-        self, row: StreamRow, rename: Mapping[str, str], remove: Sequence[str], add: Sequence[str]
-    ) -> None:
+    async def relist(self, row: StreamRow, rename: Mapping[str, str], remove: Sequence[str], add: ClassNames) -> None:
         """Change a stream's class list, after the images that wait; see `Streams.relist`."""
         await self._changed(row, lambda: self.streams.relist(row.id, rename, remove, add))
         self._rows.pop(row.id, None)
@@ -220,15 +223,14 @@ class Service:
         return await ticket.result
 
     async def classify(
-        self, row: StreamRow, images: Sequence[bytes], key: str | None, top: int, timeout_ms: int | None
+        self, row: StreamRow, images: Sequence[bytes], asked: Asked, timeout_ms: int | None
     ) -> list[Answer | LessmoreError]:
         """Answers to images of one stream, in their order.
 
         Args:
             row: The stream.
             images: Encoded images.
-            key: The request's `Idempotency-Key`.
-            top: How many classes to name.
+            asked: What is wanted beside the answers.
             timeout_ms: How long an image may wait; None means the server's own limit.
 
         Raises:
@@ -241,12 +243,21 @@ class Service:
         start = time.monotonic()
         self.scheduler.check(row.id, len(images))
         tickets = [
-            Ticket(row.id, end, self._decoded(adapter, data), key=_numbered(key, i), top=top)
+            Ticket(row.id, end, self._decoded(adapter, data), asked=replace(asked, key=_numbered(asked.key, i)))
             for i, data in enumerate(images)
         ]
         self.scheduler.accept(tickets)
         results = await asyncio.gather(*(ticket.result for ticket in tickets), return_exceptions=True)
-        return [self._told(row, result, start) for result in results]
+        answers = [self._told(row, result, start) for result in results]
+        for answer, ticket, data in zip(answers, tickets, images, strict=True):
+            if isinstance(answer, dict) and ticket.explained:
+                answer["tokens"] = await self._drawn(data, ticket.explained[0])
+        return answers
+
+    async def _drawn(self, data: bytes, prediction: Prediction) -> str:
+        """The picture of an image's tokens; it is drawn where images are decoded, so that no stream waits for it."""
+        draw = partial(tokens_picture, self.vlm, prediction=prediction)
+        return await asyncio.get_running_loop().run_in_executor(self._decode, lambda: draw(self._decoder(data)))
 
     def _told(self, row: StreamRow, result: Any, start: float) -> Answer | LessmoreError:
         """The result of an image with the time it took; whoever listens hears of it."""
@@ -258,6 +269,9 @@ class Service:
             raise result
         answer = {**result, "ms": round(1000 * (time.monotonic() - start), 3)}
         self.events.publish(row.owner, row.id, "answer", answer)
+        if answer["domain_changed"]:
+            told = {name: answer[name] for name in ("stream", "seq", "domain_changes")}
+            self.events.publish(row.owner, row.id, "domain_change", told)
         return answer
 
     def _decoded(self, adapter: Adapter, data: bytes) -> asyncio.Future[Any]:
@@ -299,7 +313,7 @@ class Service:
         if batch[0].change is not None:
             return [await self._computed(batch[0].change)]
         looks = [
-            Look(ticket.stream, ticket.pixels.result(), ticket.key, ticket.top)
+            Look(ticket.stream, ticket.pixels.result(), ticket.asked, ticket.explained)
             for ticket in batch
             if ticket.pixels is not None
         ]
@@ -338,10 +352,10 @@ class Service:
         Raises:
             RequestError: There are too many classes, or none.
         """
-        config = {**given, "classes": given.get("classes") or self.classes}
+        config = {**given, "classes": listed(given.get("classes") or self.classes)}
         if not config["classes"]:
             raise RequestError("the stream has no classes", "give some, or start the server with --classes")
-        check_classes(config["classes"], self.settings.max_classes)
+        check_classes(flat_names(config["classes"]), self.settings.max_classes)
         return config
 
     def _check_open(self) -> None:

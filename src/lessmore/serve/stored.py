@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lessmore.errors import StateError
-from lessmore.serve.schemas import ClassScore, ImageAnswer
+from lessmore.serve.schemas import ClassName, ClassScore, GroupScore, ImageAnswer
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
 """Changes or images of one stream: thirty years at a thousand a second."""
@@ -28,7 +28,7 @@ class _Stored(BaseModel):
 class StoredConfig(_Stored):
     """Arguments of `lessmore.adapt` that a stream has of its own; what their values mean is checked there."""
 
-    classes: Annotated[list[str], Field(min_length=1)]
+    classes: Annotated[list[str | tuple[str, list[str]]], Field(min_length=1)]
     templates: str | list[str]
     preset: str
     R: float | None
@@ -43,6 +43,13 @@ class StoredScore(ClassScore):
     zero_shot_score: Probability
 
 
+class StoredGroupScore(GroupScore):
+    """Probability of a group."""
+
+    model_config = _STRICT
+    score: Probability
+
+
 class StoredAnswer(ImageAnswer):
     """An answer that was given."""
 
@@ -52,6 +59,8 @@ class StoredAnswer(ImageAnswer):
     score: Probability
     entropy: Annotated[float, Field(ge=0, le=30)]
     domain_changes: Count
+    frames: Annotated[int, Field(ge=1, le=10**12)]
+    groups: list[StoredGroupScore]  # type: ignore[assignment]
     top: list[StoredScore]  # type: ignore[assignment]
 
 
@@ -71,6 +80,8 @@ class StoredChange(_Stored):
     answer: StoredAnswer | None
     key: str | None
     health: dict[str, Any]
+    track: tuple[ClassName, Annotated[int, Field(ge=1, le=10**12)]] | None
+    """The track of which the image is a frame, and its frames so far."""
 
 
 Kind = TypeVar("Kind", bound=BaseModel)

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +15,14 @@ from lessmore.adapter import Adapter, adapt
 from lessmore.engines.answered import Answered
 from lessmore.engines.together import NextImage, take_turn
 from lessmore.errors import ConfigError, ImageError, LessmoreError, NonFiniteError, StateError
-from lessmore.methods import FollowsStream
+from lessmore.models.class_list import ClassNames
 from lessmore.models.vlm import VLM
+from lessmore.prediction import Prediction
+from lessmore.serve.answer import Answer, Asked, answer_body, classes_of
 from lessmore.serve.errors import DamagedStreamError, RequestError, UnavailableError, UnknownStreamError
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRegistry
-from lessmore.serve.resident import Answer, Resident, stored_config
+from lessmore.serve.resident import Resident, stored_config
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
 from lessmore.serve.stored import StoredConfig, check_stored
@@ -36,8 +38,9 @@ class Look:
 
     stream: str
     pixels: Tensor | ImageError
-    key: str | None = None
-    top: int = 5
+    asked: Asked = field(default_factory=Asked)
+    explained: list[Prediction] = field(default_factory=list)
+    """Where the prediction is put if it is to be explained."""
 
 
 class Streams:
@@ -119,8 +122,8 @@ class Streams:
         for i, look in enumerate(looks):
             try:
                 resident = self.get(look.stream)
-                if look.key is not None and look.key in resident.place.keys:
-                    answers[i] = resident.place.keys[look.key]
+                if look.asked.key is not None and look.asked.key in resident.place.keys:
+                    answers[i] = resident.place.keys[look.asked.key]
                 elif isinstance(look.pixels, ImageError):
                     resident.adapter.answerer.refuse()
                     answers[i] = self._keep(resident, look.pixels, None, adapted=False)
@@ -129,23 +132,32 @@ class Streams:
             except LessmoreError as error:
                 answers[i] = error
         with self.metrics.compute.time():
-            images = [NextImage(resident.adapter.answerer, pixels) for _, resident, pixels in turn]
+            images = [NextImage(one.adapter.answerer, pixels, looks[i].asked.track) for i, one, pixels in turn]
+            again = [one.track is not None and one.track in one.answerer.tracks for one in images]
             answered = take_turn(images, together=self.settings.max_batch > 1) if turn else []
-        for (i, resident, _), one in zip(turn, answered, strict=True):
-            answers[i] = self._settle(resident, one, looks[i])
+        for (i, resident, _), one, seen in zip(turn, answered, again, strict=True):
+            answers[i] = self._settle(resident, one, looks[i], adapted=not seen)
         self.trim()
         return [one if one is not None else UnavailableError("no answer", "send it again") for one in answers]
 
-    def _settle(self, resident: Resident, answered: Answered | NonFiniteError, look: Look) -> Answer | LessmoreError:
+    def _settle(
+        self, resident: Resident, answered: Answered | NonFiniteError, look: Look, adapted: bool
+    ) -> Answer | LessmoreError:
+        """Make the body of an answer, count it and write it down; adapted: it is no further frame of a track."""
         if isinstance(answered, NonFiniteError):
-            return self._keep(resident, answered, None)
-        answer = answer_body(resident, answered, look.top)
+            return self._keep(resident, answered, None, adapted)
+        prediction = resident.adapter.prediction(answered, look.asked.explain)
+        if look.asked.explain:
+            look.explained.append(prediction)
+        before, resident.domains = resident.domains, resident.noticed()
+        answer = answer_body(
+            resident.stream, resident.place.seq + 1, prediction, (before, resident.domains), look.asked
+        )
         self.metrics.images.inc()
         self.metrics.changed.inc(answered.changed)
         self.metrics.refused.inc(answered.refused)
-        before = resident.place.last["domain_changes"] if resident.place.last else 0
-        self.metrics.domain_changes.inc(max(0, answer["domain_changes"] - before))
-        return self._keep(resident, answer, look.key)
+        self.metrics.domain_changes.inc(answer["domain_changed"])
+        return self._keep(resident, answer, look.asked.key, adapted)
 
     def _keep(
         self, resident: Resident, answer: Answer | LessmoreError, key: str | None, adapted: bool = True
@@ -192,14 +204,14 @@ class Streams:
             raise
         return result
 
-    def relist(self, stream: str, rename: Mapping[str, str], remove: Sequence[str], add: Sequence[str]) -> None:
+    def relist(self, stream: str, rename: Mapping[str, str], remove: Sequence[str], add: ClassNames) -> None:
         """Change the class list of a stream; what was learned of classes that stay is kept.
 
         Args:
             stream: Its id.
             rename: New names by present ones; done first.
             remove: Names that go; done second.
-            add: Names that come; done last.
+            add: Names that come, in groups where the list has groups; done last.
 
         Raises:
             ConfigError: A name cannot be used, or the method cannot follow a class list; nothing has changed.
@@ -213,9 +225,9 @@ class Streams:
             if remove:
                 adapter.remove_classes(remove)
             if add:
-                adapter.add_classes(list(add))
+                adapter.add_classes(add)
             check_classes(adapter.classes, self.settings.max_classes)
-            resident.config["classes"] = adapter.classes
+            resident.config["classes"] = classes_of(adapter)
 
         self.change(stream, change)
         # It comes back with embeddings of the whole list, as after a restart; those of single names round differently.
@@ -232,7 +244,7 @@ class Streams:
     def trim(self) -> None:
         """Let streams leave memory until there is room; the least recently used go first."""
         limit = self.settings.memory_limit_mb * 2**20
-        total = sum(one.bytes for one in self.resident.values())
+        total = sum(one.memory for one in self.resident.values())
         while len(self.resident) > 1 and (len(self.resident) > self.settings.max_resident or total > limit):
             stream, resident = next(iter(self.resident.items()))
             if self.settings.durability != "journal" and resident.waiting:
@@ -241,7 +253,7 @@ class Streams:
                 except LessmoreError:  # it stays, for nobody else has what it learned
                     _LOG.exception("stream %s cannot leave memory", stream)
                     return
-            total -= resident.bytes
+            total -= resident.memory
             del self.resident[stream]
             self.metrics.evictions.inc()
 
@@ -268,31 +280,3 @@ def check_classes(classes: Sequence[str], most: int) -> None:
             f"{len(classes)} classes are more than {most}",
             "give fewer, or start the server with a larger --max-classes",
         )
-
-
-def answer_body(resident: Resident, answered: Answered, top: int) -> Answer:
-    """An answer as clients get it.
-
-    Args:
-        resident: The stream.
-        answered: The answer.
-        top: How many classes to name.
-    """
-    prediction, classes = resident.adapter.prediction(answered), resident.adapter.classes
-    scores, plain = prediction.scores, prediction.zero_shot_scores
-    best = scores.argsort(descending=True, stable=True)[:top].tolist()
-    method = resident.method
-    mean = method.stream_mean() if isinstance(method, FollowsStream) else None
-    return {
-        "stream": resident.stream,
-        "seq": resident.place.seq + 1,
-        "label": prediction.label,
-        "index": prediction.index,
-        "score": float(scores[prediction.index]),
-        "zero_shot_label": classes[int(plain.argmax())],
-        "changed": prediction.changed,
-        "refused": prediction.refused,
-        "entropy": prediction.entropy,
-        "domain_changes": 0 if mean is None else int(mean.domain_changes),
-        "top": [{"label": classes[i], "score": float(scores[i]), "zero_shot_score": float(plain[i])} for i in best],
-    }

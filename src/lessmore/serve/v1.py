@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import UploadFile
 
 from lessmore.errors import LessmoreError
+from lessmore.serve.answer import Asked
 from lessmore.serve.api import AdminRow, Classifier, ClassifyRow, Reader, ReadRow, Serving
 from lessmore.serve.errors import BusyError, MediaTypeError, RequestError, error_body
 from lessmore.serve.guard import error_response
 from lessmore.serve.schemas import (
     ClassListChange,
+    ClassName,
     ForkedStream,
     ImageAnswer,
     ImageAnswers,
@@ -85,13 +87,21 @@ async def show_stream(service: Serving, row: ReadRow) -> StreamStatus:
 
 @stream_routes.post("/streams/{stream}/images", openapi_extra=_IMAGES, responses=_ANSWERS)
 async def classify_images(
-    request: Request, service: Serving, row: ClassifyRow, top: Annotated[int, Query(ge=1, le=10_000)] = 5
+    request: Request,
+    service: Serving,
+    row: ClassifyRow,
+    top: Annotated[int, Query(ge=1, le=10_000)] = 5,
+    track: Annotated[ClassName | None, Query()] = None,
+    explain: Annotated[Literal["tokens"] | None, Query()] = None,
 ) -> Response:
-    """Answer images of a stream, in order, and adapt to them."""
-    key, timeout = _key_of(request), _timeout_of(request)
+    """Answer images of a stream, in order, and adapt to them.
+
+    Images of one `track` are frames of one object: the answer is that of all of them, and the first alone adapts.
+    """
+    asked, timeout = Asked(_key_of(request), top, track, explain is not None), _timeout_of(request)
     service.scheduler.check(row.id, 1)
     images, several = await _images_of(request, service.settings.queue)
-    answers = await service.classify(row, images, key, top, timeout)
+    answers = await service.classify(row, images, asked, timeout)
     if not several:
         return error_response(answers[0]) if isinstance(answers[0], LessmoreError) else JSONResponse(answers[0])
     failed = any(isinstance(answer, LessmoreError) for answer in answers)
