@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -88,7 +88,7 @@ class Adapter:
         Raises:
             ConfigError: A name cannot be used, or the method cannot follow a class list. Then nothing has changed.
         """
-        self._change_classes(*self._classes.added(classes))
+        self._change_classes(lambda own: own.added(classes))
 
     def remove_classes(self, classes: Iterable[str]) -> None:
         """Remove classes from the list. What was learned about the others stays, and so does their order.
@@ -96,7 +96,7 @@ class Adapter:
         Raises:
             ConfigError: A name is not in the list, none would be left, or the method cannot follow a class list.
         """
-        self._change_classes(*self._classes.removed(classes))
+        self._change_classes(lambda own: own.removed(classes))
 
     def rename(self, old: str | Mapping[str, str], new: str | None = None) -> None:
         """Give a class another name, or several by a mapping from old to new ones.
@@ -112,12 +112,15 @@ class Adapter:
         """
         if isinstance(old, str) == (new is None):
             raise ConfigError("rename takes an old and a new name, or one mapping from old to new names")
-        self._change_classes(*self._classes.renamed({old: str(new)} if isinstance(old, str) else old))
+        names = {old: str(new)} if isinstance(old, str) else old
+        self._change_classes(lambda own: own.renamed(names))
 
-    def _change_classes(self, classes: ClassList, change: ClassChange) -> None:
-        setup = replace(self._setup, text=classes.text, classes=classes.names, groups=classes.groups)
-        self._answerer.change_classes(setup, change)
-        self._classes, self._setup = classes, setup
+    def _change_classes(self, changed: Callable[[ClassList], tuple[ClassList, ClassChange]]) -> None:
+        with self._answerer.turns:  # else two threads could start from the same list
+            classes, change = changed(self._classes)
+            setup = replace(self._setup, text=classes.text, classes=classes.names, groups=classes.groups)
+            self._answerer.change_classes(setup, change)
+            self._classes, self._setup = classes, setup
 
     @property
     def engine(self) -> str:
@@ -193,8 +196,9 @@ class Adapter:
     def fork(self) -> Adapter:
         """An independent adapter on the same model that goes on from the same state."""
         other = Adapter.__new__(Adapter)
-        other.__dict__.update(self.__dict__)
-        other._answerer = self._answerer.fork()
+        with self._answerer.turns:
+            other.__dict__.update(self.__dict__)
+            other._answerer = self._answerer.fork()
         return other
 
     def __copy__(self) -> Adapter:
@@ -219,10 +223,11 @@ class Adapter:
         Raises:
             StateError: The file cannot be written.
         """
-        tensors, health = self._answerer.state()
-        sums, tracks = self._answerer.tracks.saved()
-        facts = {"health": asdict(health), "tracks": tracks}
-        write_state(Path(path), tensors | sums, self._identity(), facts)
+        with self._answerer.turns:  # state, tracks and class list of the same moment
+            tensors, health = self._answerer.state()
+            sums, tracks = self._answerer.tracks.saved()
+            identity = self._identity()
+        write_state(Path(path), tensors | sums, identity, {"health": asdict(health), "tracks": tracks})
 
     def restore(self, path: str | Path) -> None:
         """Continue from a file written by `save`. If the file is refused, the adapter stays as it is.
@@ -233,8 +238,12 @@ class Adapter:
         Raises:
             StateError: The file is damaged, or belongs to another model, class list, method or setting.
         """
+        with self._answerer.turns:
+            self._restore(Path(path))
+
+    def _restore(self, path: Path) -> None:
         forms = forms_of(self._answerer.method) | track_forms(len(self._classes.names))
-        tensors, facts = read_state(Path(path), self._identity(), forms, beside_tracks(problem_of(self.method_name)))
+        tensors, facts = read_state(path, self._identity(), forms, beside_tracks(problem_of(self.method_name)))
         counts, tracks = read_health(facts.get("health"), path), Tracks()
         if not tracks.restored(tensors, facts.get("tracks")):
             raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")

@@ -26,6 +26,8 @@ from torch import Tensor
 
 import lessmore
 from lessmore.errors import ConfigError
+from lessmore.storage.sealed import read_tensors
+from lessmore.storage.state import SCHEMA
 from tests.small_runs import NAMES, draw_folder
 from tests.synthetic_runs import write_run
 
@@ -80,6 +82,49 @@ def test_threads_that_stream_save_and_ask_at_the_same_time(engine: str, tmp_path
     assert len(seen) == 32 == shared.health().seen
     for path in tmp_path.glob("state*"):
         other.restore(path)
+
+
+def test_threads_that_change_the_class_list_while_others_answer_and_save(tmp_path: Path) -> None:
+    """Two changes started from the same list, and states were saved under the list of another moment."""
+    shared, failed = adapter(), []
+    shapes = ["moon", "heart", "cross", "square"]
+
+    def look() -> None:
+        for i, image in enumerate(images(12)):
+            shared(image, track=f"cup {i % 3}" if i % 2 else None)
+
+    def add(colour: str) -> None:
+        for shape in shapes:
+            shared.add_classes([f"{colour} {shape}"])
+            shared.add_classes([f"plain {colour} {shape}"])
+            shared.remove_classes([f"plain {colour} {shape}"])
+
+    def save() -> None:
+        for i in range(10):
+            shared.fork().save(tmp_path / f"{i}.fork")
+            shared.save(tmp_path / f"{i}.state")
+
+    def guarded(work: Any, *words: str) -> None:
+        try:
+            work(*words)
+        except Exception as error:
+            failed.append(error)
+
+    jobs = [(look,), (look,), (save,), *((add, colour) for colour in ("black", "white", "brown"))]
+    threads = [threading.Thread(target=guarded, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(shared.classes) == len(NAMES) + 12 == len(shared._answerer.state()[0]["counts"])
+    alone = shared.vlm.classifier(shared.classes)
+    torch.testing.assert_close(shared._answerer.setup.text, alone, rtol=1e-4, atol=1e-5)
+    saved = [*tmp_path.glob("*.fork"), *tmp_path.glob("*.state")]
+    assert len(saved) == 20
+    for path in saved:
+        about = read_tensors(path, SCHEMA, 1 << 30, "")[1]
+        lessmore.adapt("tiny", about["identity"]["classes"]).restore(path)
 
 
 def test_an_event_loop() -> None:

@@ -104,7 +104,8 @@ class Answerer:
         self._health = health or Health()
         self.tracks = Tracks()
         self._ahead: _Ahead | None = None
-        self._lock = Turns()
+        self.turns = Turns()
+        """Held for every step; whoever needs several steps at one moment of the stream holds it around them."""
 
     @torch.no_grad()
     def predict(self, pixels: Tensor, track: str | None = None, plain: Callable[[], Tensor] | None = None) -> Answered:
@@ -118,7 +119,7 @@ class Answerer:
         Raises:
             NonFiniteError: The model itself answers with NaN or infinity.
         """
-        with self._lock:
+        with self.turns:
             self._take_back()
             fallback = plain or (lambda: plain_scores(self.setup, pixels[:1]))
             return self._frame(track, lambda: self.method.predict(pixels), fallback)
@@ -136,7 +137,7 @@ class Answerer:
             ConfigError: The method needs pixels.
             NonFiniteError: The plain model's answer is not finite either.
         """
-        with self._lock:
+        with self.turns:
             self._take_back()
             method = self.method
             if not isinstance(method, FromEncoded):
@@ -179,12 +180,12 @@ class Answerer:
 
     def refuse(self) -> None:
         """Count an image that could not be read."""
-        with self._lock:
+        with self.turns:
             self._health.refused += 1
 
     def counts(self) -> Health:
         """Counts since the start or the last reset alone."""
-        with self._lock:
+        with self.turns:
             return replace(self._health)
 
     @property
@@ -194,7 +195,7 @@ class Answerer:
 
     def health(self) -> Health:
         """Counts since the start or the last reset, and how the memory and the stream mean stand."""
-        with self._lock:
+        with self.turns:
             self._take_back()
             health, used = replace(self._health), self.method.slots()
             if used is not None:
@@ -206,7 +207,7 @@ class Answerer:
 
     def state(self) -> tuple[dict[str, Tensor], Health]:
         """What was learned from the images answered so far, and the counts; independent copies."""
-        with self._lock:
+        with self.turns:
             self._take_back()
             return self.method.state(), replace(self._health)
 
@@ -217,14 +218,14 @@ class Answerer:
             state: The tensors.
             health: The counts.
         """
-        with self._lock:
+        with self.turns:
             self._ahead = None
             self.method.restore(state)
             self._health = replace(health)
 
     def reset(self) -> None:
         """Forget the stream."""
-        with self._lock:
+        with self.turns:
             self._ahead = None
             self.method.reset()
             self.tracks = Tracks()
@@ -241,7 +242,7 @@ class Answerer:
             ConfigError: The method cannot follow a class list.
         """
         follow = follower_of(self.method_name)
-        with self._lock:
+        with self.turns:
             self._take_back()
             method = build(self.engine, self.method_name, setup)
             method.restore(follow(self.method.state(), method.state(), change))
@@ -250,8 +251,8 @@ class Answerer:
 
     def fork(self) -> Answerer:
         """An independent answerer that continues from the same state."""
-        other = Answerer(self.method_name, self.setup, self.engine)
-        with self._lock:
+        with self.turns:
+            other = Answerer(self.method_name, self.setup, self.engine)
             other.restore(*self.state())
             other.tracks = self.tracks.copy()
         return other
@@ -260,14 +261,14 @@ class Answerer:
         """Answers to a group of inputs, together where the engine can."""
         good = [pixels for pixels in group if isinstance(pixels, Tensor)]
         ahead = _Ahead(self._batching, good) if isinstance(self.method, Batching) and len(good) > 1 else None
-        with self._lock:
+        with self.turns:
             self._take_back()
             self._ahead = ahead
         try:
             for pixels in group:
                 yield self._next(pixels, ahead)
         finally:
-            with self._lock:
+            with self.turns:
                 if self._ahead is ahead:
                     self._take_back()
                     self._ahead = None
@@ -280,7 +281,7 @@ class Answerer:
         try:
             if ahead is None:
                 return self.predict(pixels)
-            with self._lock:
+            with self.turns:
                 if self._ahead is not ahead:  # another stream over the same adapter was begun in between
                     self._take_back()
                     self._ahead = ahead
