@@ -17,8 +17,9 @@ from lessmore.errors import LessmoreError
 from lessmore.serve.api import Reader, Serving
 from lessmore.serve.auth import Key
 from lessmore.serve.errors import RequestError, UnavailableError, status_of
-from lessmore.serve.guard import AccessLog, BodyError, BodyGuard, error_response
+from lessmore.serve.guard import AccessLog, BodyError, BodyGuard, error_response, in_protocol
 from lessmore.serve.hub import hub_routes
+from lessmore.serve.inference import inference_routes
 from lessmore.serve.schemas import Alive, ErrorBody
 from lessmore.serve.service import Service
 from lessmore.serve.v1 import stream_routes
@@ -92,7 +93,7 @@ def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
     )
     _add_errors(app, service)
     app.state.service, app.state.keys = service, list(keys)
-    for routes in (stream_routes, hub_routes, _server_routes):
+    for routes in (stream_routes, hub_routes, inference_routes, _server_routes):
         app.include_router(routes)
     app.add_middleware(BodyGuard, settings=service.settings, metrics=service.metrics)
     app.add_middleware(AccessLog, metrics=service.metrics)
@@ -100,28 +101,28 @@ def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    def told(error: Exception) -> Response:
+    def told(request: Request, error: Exception) -> Response:
         service.metrics.errors.labels(status_of(error)[1]).inc()
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     @app.exception_handler(LessmoreError)
-    async def typed(_: Request, error: Exception) -> Response:
-        return told(error)
+    async def typed(request: Request, error: Exception) -> Response:
+        return told(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = " ".join(str(part) for part in first["loc"] if part != "body")[:200]
         wrong = f"{where or 'the body'}: {first['msg']}".encode("ascii", "replace").decode()
-        return told(RequestError(wrong, "see /docs for what is taken"))
+        return told(request, RequestError(wrong, "see /docs for what is taken"))
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error, BodyError):
-            return told(error.error)
+            return told(request, error.error)
         kind = _TYPES.get(error.status_code, "bad_request")
         service.metrics.errors.labels(kind).inc()
         detail = {"type": kind, "message": str(error.detail), "remedy": _REMEDIES.get(error.status_code, "see /docs")}
-        return JSONResponse({"error": detail}, error.status_code, error.headers)
+        return JSONResponse(in_protocol({"error": detail}, request.url.path), error.status_code, error.headers)

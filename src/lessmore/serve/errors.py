@@ -41,6 +41,12 @@ class UnknownStreamError(ServeError):
     status, type = 404, "unknown_stream"
 
 
+class UnknownModelError(ServeError):
+    """The server has another model."""
+
+    status, type = 404, "unknown_model"
+
+
 class SlowBodyError(ServeError):
     """The client stopped in the middle of its body."""
 

@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,13 +41,30 @@ class BodyError(HTTPException):
         self.error = error
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """An error as clients get it."""
+def error_response(error: Exception, path: str = "") -> JSONResponse:
+    """An error as clients get it.
+
+    Args:
+        error: What went wrong.
+        path: What was asked for; under /v2 the body is what the open inference protocol says, a text.
+    """
     after = error.retry_after if isinstance(error, ServeError) else None
     headers = {} if after is None else {"Retry-After": str(after)}
     if status_of(error)[0] == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_of(error)[0], headers)
+    return JSONResponse(in_protocol(error_body(error), path), status_of(error)[0], headers)
+
+
+def in_protocol(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """The body of an error in the words of the protocol that a path speaks.
+
+    Args:
+        body: As all others get it.
+        path: What was asked for.
+    """
+    if path != "/v2" and not path.startswith("/v2/"):
+        return body
+    return {"error": f"{body['error']['message']}; {body['error']['remedy']}"}
 
 
 class AccessLog:
@@ -76,7 +94,7 @@ class AccessLog:
             _LOG.exception("a request failed", extra={"facts": {"request": number}})
             self._metrics.errors.labels("internal").inc()
             if status[0] == 499:
-                await error_response(error)(scope, receive, numbered)
+                await error_response(error, scope["path"])(scope, receive, numbered)
         finally:
             self._tell(scope, number, status[0], time.monotonic() - start)
 
@@ -86,7 +104,7 @@ class AccessLog:
         if not route.endswith("/events"):
             self._metrics.request.observe(seconds)
         facts = {"request": number, "method": scope["method"], "route": route, "status": status}
-        stream = scope.get("path_params", {}).get("stream")
+        stream = scope.get("path_params", {}).get("stream") or scope.get("state", {}).get("stream")
         more = {"stream": stream} if isinstance(stream, str) and status < 400 else {}
         _LOG.info("request", extra={"facts": {**facts, **more, "ms": round(1000 * seconds, 3)}})
 
@@ -106,7 +124,7 @@ class BodyGuard:
         error = self._problem(Headers(scope=scope))
         if error is not None:
             self._metrics.errors.labels(error.type).inc()
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         held = _Held(self)
         try:

@@ -37,6 +37,7 @@ async def classify_zero_shot(
     data = _decoded(body.inputs)
     stream = body.parameters.stream or request.headers.get("x-stream")
     if stream is not None:
+        request.state.stream = stream
         pairs = await _adapted(service, caller, stream, body, data)
     else:
         pairs = await service.zero_shot(data, service.stream_config(_config(body)))
