@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from os import PathLike
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
-from lessmore.config import Preset
+from lessmore.config import Preset, PresetName
 from lessmore.core.algorithm import algorithm
 from lessmore.core.class_list import ClassChange
+from lessmore.core.condense.registry import ReducerName
 from lessmore.core.condense.source import source_map
-from lessmore.engines import check_engine
+from lessmore.data.find import each_image
+from lessmore.engines import EngineName, check_engine
 from lessmore.engines.answered import Answered, Failure
 from lessmore.engines.answers import Answerer, Health, read_health
 from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
-from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
-from lessmore.methods import FromViews, Setup, method_options
+from lessmore.errors import ConfigError, ImageError, StateError
+from lessmore.methods import FromViews, MethodName, Setup, method_options
 from lessmore.methods.resolve import resolve
 from lessmore.methods.saved import forms_of, problem_of
 from lessmore.models.class_list import ClassList, ClassNames, class_list
 from lessmore.models.load import load
-from lessmore.models.to_pixels import Image, to_pixels, to_views
+from lessmore.models.to_pixels import Image, Images, to_pixels, to_views
 from lessmore.prediction import Prediction, entropy_of
 from lessmore.prompts import Templates, template_texts
 from lessmore.storage.state import REMEDY, read_state, write_state
@@ -127,63 +129,63 @@ class Adapter:
         """The engine that answers, never `auto`."""
         return self._answerer.engine
 
-    def __call__(self, image: Image, trace: bool = False, track: str | None = None) -> Prediction:
+    def __call__(self, image: Image, trace: bool = False, track: str | None = None, *, bgr: bool = False) -> Prediction:
         """Classify one image and adapt.
 
         Args:
-            image: A path, bytes, PIL image, RGB array `[H, W, 3]`, or tensor: uint8 `[3, H, W]` as an image, float
-                `[3, S, S]` as preprocessed pixels.
+            image: A path, `file:` URL, bytes, PIL image, RGB array `[H, W, 3]`, or tensor: uint8 `[3, H, W]` as an
+                image, float `[3, S, S]` as preprocessed pixels. A folder or pattern may stand for it.
             trace: Whether to say where every patch went.
             track: A name for the object that this is a frame of. The answer is then that of all its frames so far, and
                 only the first of them adapts the stream.
+            bgr: Whether the colours of arrays and uint8 tensors come as blue, green, red, as OpenCV has them.
 
         Raises:
             ImageError: The image cannot be read.
             NonFiniteError: The model itself answers with NaN or infinity.
         """
-        pixels = self._try_pixels(image)
+        pixels = self._try_pixels(image, bgr)
         if isinstance(pixels, ImageError):
             self._answerer.refuse()
             raise pixels
-        return self._prediction(self._answerer.predict(pixels, track), trace)
+        return self.prediction(self._answerer.predict(pixels, track), trace)
 
     @overload
     def stream(
-        self, images: Iterable[Image], on_error: Literal["raise"] = "raise", trace: bool = False
+        self, images: Images, on_error: Literal["raise"] = "raise", trace: bool = False, *, bgr: bool = False
     ) -> Iterator[Prediction]: ...
     @overload
     def stream(
-        self, images: Iterable[Image], on_error: Literal["yield"], trace: bool = False
-    ) -> Iterator[Prediction | ImageError | NonFiniteError]: ...
+        self, images: Images, on_error: Literal["yield"], trace: bool = False, *, bgr: bool = False
+    ) -> Iterator[Prediction | Failure]: ...
     def stream(
-        self, images: Iterable[Image], on_error: Literal["raise", "yield"] = "raise", trace: bool = False
-    ) -> Iterator[Prediction | ImageError | NonFiniteError]:
+        self, images: Images, on_error: Literal["raise", "yield"] = "raise", trace: bool = False, *, bgr: bool = False
+    ) -> Iterator[Prediction | Failure]:
         """Predictions in the order of `images`.
 
         The state holds exactly the images whose predictions were given, on every engine, wherever you stop.
 
         Args:
-            images: Images as `__call__` takes them.
+            images: Images as `__call__` takes them, one answer each; or one folder, pattern such as `photos/*.jpg`,
+                path or `file:` URL, whose images come in sorted order.
             on_error: `raise` ends at the first image without an answer; `yield` gives its error in its place and goes
                 on.
             trace: Whether to say where every patch went.
+            bgr: As for `__call__`.
 
         Raises:
-            ConfigError: `images` is a single path or text, or `on_error` is unknown.
+            ConfigError: A folder or pattern stands for no image, or `on_error` is unknown.
         """
-        if isinstance(images, (str, bytes, PathLike)):
-            raise ConfigError(
-                f"stream takes many images, not the single value {images!r}; give a list of them, "
-                "for example sorted(Path('photos').glob('*.jpg'))"
-            )
         if on_error not in ("raise", "yield"):
             raise ConfigError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
-        return self._predictions(images, on_error == "raise", trace)
+        return self._predictions(map(self._try_pixels, each_image(images), repeat(bgr)), on_error == "raise", trace)
 
-    def _predictions(self, images: Iterable[Image], stop: bool, trace: bool) -> Iterator[Prediction | Failure]:
-        for answer in self._answerer.stream(map(self._try_pixels, images)):
+    def _predictions(
+        self, pixels: Iterable[Tensor | ImageError], stop: bool, trace: bool
+    ) -> Iterator[Prediction | Failure]:
+        for answer in self._answerer.stream(pixels):
             if isinstance(answer, Answered):
-                yield self._prediction(answer, trace)
+                yield self.prediction(answer, trace)
             elif stop:
                 raise answer
             else:
@@ -226,7 +228,7 @@ class Adapter:
         with self._answerer.turns:  # state, tracks and class list of the same moment
             tensors, health = self._answerer.state()
             sums, tracks = self._answerer.tracks.saved()
-            identity = self._identity()
+            identity = self.identity()
         write_state(Path(path), tensors | sums, identity, {"health": asdict(health), "tracks": tracks})
 
     def restore(self, path: str | Path) -> None:
@@ -243,7 +245,7 @@ class Adapter:
 
     def _restore(self, path: Path) -> None:
         forms = forms_of(self._answerer.method) | track_forms(len(self._classes.names))
-        tensors, facts = read_state(path, self._identity(), forms, beside_tracks(problem_of(self.method_name)))
+        tensors, facts = read_state(path, self.identity(), forms, beside_tracks(problem_of(self.method_name)))
         counts, tracks = read_health(facts.get("health"), path), Tracks()
         if not tracks.restored(tensors, facts.get("tracks")):
             raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")
@@ -261,16 +263,30 @@ class Adapter:
         """The answer path of this stream; for a server, which decodes, encodes and journals on its own."""
         return self._answerer
 
-    def pixels(self, image: Image) -> Tensor:
+    def pixels(self, image: Image, bgr: bool = False) -> Tensor:
         """What the method looks at, as `answerer.predict` takes it; the stream stays as it is.
+
+        Args:
+            image: As `__call__` takes it.
+            bgr: As for `__call__`.
 
         Raises:
             ImageError: The image cannot be read.
         """
-        pixels = self._try_pixels(image)
+        pixels = self._try_pixels(image, bgr)
         if isinstance(pixels, ImageError):
             raise pixels
         return pixels
+
+    def _try_pixels(self, image: Image, bgr: bool = False) -> Tensor | ImageError:
+        """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
+        try:
+            method = self._answerer.method
+            if isinstance(method, FromViews):
+                return to_views(image, self.vlm, method.views, self._seed, bgr)
+            return to_pixels(image, self.vlm, bgr)
+        except ImageError as error:
+            return error
 
     def prediction(self, answered: Answered, trace: bool = False) -> Prediction:
         """An answer of the `answerer` as the prediction that people get.
@@ -279,23 +295,6 @@ class Adapter:
             answered: The answer.
             trace: Whether to say where every patch went.
         """
-        return self._prediction(answered, trace)
-
-    def identity(self) -> dict[str, Any]:
-        """What a saved state must share with this adapter, as JSON."""
-        return self._identity()
-
-    def _try_pixels(self, image: Image) -> Tensor | ImageError:
-        """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
-        try:
-            method = self._answerer.method
-            if isinstance(method, FromViews):
-                return to_views(image, self.vlm, method.views, self._seed)
-            return to_pixels(image, self.vlm)
-        except ImageError as error:
-            return error
-
-    def _prediction(self, answered: Answered, trace: bool) -> Prediction:
         return Prediction(
             label=answered.setup.classes[answered.index],
             index=answered.index,
@@ -310,7 +309,7 @@ class Adapter:
             groups=answered.setup.groups,
         )
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What a saved state must share with this adapter, in values that JSON keeps as they are."""
         options = method_options(self.method_name, self._setup.options)
         identity = {
@@ -331,11 +330,11 @@ def adapt(
     model: Any,
     classes: ClassNames,
     templates: Templates = "photo",
-    method: str = "tca",
-    preset: str = "default",
+    method: MethodName = "tca",
+    preset: PresetName = "default",
     R: float | None = None,
-    reducer: str = "auto",
-    engine: str = "auto",
+    reducer: ReducerName = "auto",
+    engine: EngineName = "auto",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
@@ -348,7 +347,7 @@ def adapt(
 
     Args:
         model: Whatever `lessmore.load` takes.
-        classes: Class names; underscores become spaces, and predictions carry the names so cleaned. A mapping from
+        classes: Class names; predictions carry them unchanged, prompts say `car_side` as "car side". A mapping from
             groups to names, or pairs of a group and names, gives groups, and predictions then answer on both levels.
         templates: A named set of prompt templates, or strings with `{}`.
         method: One of `list_methods()`.

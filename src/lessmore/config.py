@@ -291,6 +291,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+PresetName = Literal["default", "labelfree", "bold", "fixed", "paper", "released"] | str
+"""A name of `list_presets()`; those of `released` for one data set are `released/eurosat` and so on."""
+
+
 def list_presets() -> list[str]:
     """Names accepted by `preset=`, sorted.
 

@@ -47,7 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         "unknown preset 'defalt'; did you mean default?"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     roots = sorted({one.split("/")[0] for one in known})  # cifar100c alone has a hundred variants
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(roots)}"
     return f"unknown {kind} {name!r}; {hint}"

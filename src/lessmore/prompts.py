@@ -42,25 +42,39 @@ def canonicalise(text: str, family: str) -> str:
 
 
 def class_names(classes: Iterable[str]) -> list[str]:
-    """Class names with underscores as spaces, trimmed; empty and repeated ones are refused."""
+    """Class names as they were given; empty ones, and two that would make the same prompts, are refused."""
     if isinstance(classes, str):
         raise ConfigError(f"classes is the single string {classes!r}; give a list of names")
-    names = [_class_name(name) for name in classes]
+    names = list(classes)
     if not names:
         raise ConfigError("there are no classes; give at least one name")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the class {twice!r} appears more than once; give every class its own name")
+    first: dict[str, str] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"the class name {name!r} is not a string; convert it first")
+        said = spoken(name)
+        if not said:
+            raise ConfigError(f"the class name {name!r} is empty; remove it or give it a name")
+        if said in first:
+            twice = (
+                f"{name!r} appears more than once" if first[said] == name else f"{name!r} reads like {first[said]!r}"
+            )
+            raise ConfigError(f"the class {twice}; give every class its own name")
+        first[said] = name
     return names
 
 
-def _class_name(name: str) -> str:
-    if not isinstance(name, str):
-        raise ConfigError(f"the class name {name!r} is not a string; convert it first")
-    clean = " ".join(name.replace("_", " ").split())
-    if not clean:
-        raise ConfigError(f"the class name {name!r} is empty; remove it or give it a name")
-    return clean
+def spoken(name: str) -> str:
+    """A class name as prompts say it: underscores become spaces, and spaces are single.
+
+    Args:
+        name: The name of a class or folder.
+
+    Example:
+        >>> spoken("car_side")
+        'car side'
+    """
+    return " ".join(name.replace("_", " ").split())
 
 
 def template_texts(templates: Templates) -> tuple[str, ...]:
@@ -84,7 +98,7 @@ def resolve_templates(templates: Templates) -> list[Callable[[str], str]]:
         if "{" not in templates and templates not in TEMPLATES:
             raise ConfigError(unknown("template set", templates, TEMPLATES))
         templates = TEMPLATES.get(templates) or [templates]
-    if not templates:
+    if not isinstance(templates, Sequence) or not templates:
         raise ConfigError('there are no templates; give at least one, such as "a photo of a {}."')
     return [template if callable(template) else _fill(template) for template in templates]
 
@@ -100,7 +114,7 @@ def prompts(classes: Iterable[str], templates: Templates) -> list[list[str]]:
     """The prompts of every class: one list per class, in the order of `classes`, with one prompt per template.
 
     Args:
-        classes: Class names; underscores become spaces.
+        classes: Class names; prompts say them as `spoken` does.
         templates: The name of a template set, or templates as `resolve_templates` takes them.
 
     Raises:
@@ -111,4 +125,4 @@ def prompts(classes: Iterable[str], templates: Templates) -> list[list[str]]:
         [['a photo of a red fox.'], ['a photo of a owl.']]
     """
     functions = resolve_templates(templates)
-    return [[function(name) for function in functions] for name in class_names(classes)]
+    return [[function(spoken(name)) for function in functions] for name in class_names(classes)]

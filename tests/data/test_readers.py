@@ -33,7 +33,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_folder(photos: Path) -> None:
     dataset = pickle.loads(pickle.dumps(open_dataset(f"folder:{photos}")))
-    assert dataset.name == "photos" and dataset.classes == ("black cat", "dog", "fox")
+    assert dataset.name == "photos" and dataset.classes == ("black_cat", "dog", "fox")
     assert dataset.ids == ("black_cat/a.png", "black_cat/b.png", "dog/deep/a.JPG", "fox/1.webp")
     assert [label_of(dataset.image(i)) for i in range(4)] == list(dataset.labels) == [0, 0, 1, 2]
     assert next(iter(dataset.templates.values())) == ("a photo of a {}.",)
@@ -73,7 +73,7 @@ def test_manifest(ending: str, tmp_path: Path) -> None:
     write_image(tmp_path / "a" / "1.png", 1)
     write_image(tmp_path / "2.png", 0)
     dataset = open_dataset(f"manifest:{write_manifest(tmp_path, ending, ROWS)}")
-    assert (dataset.name, dataset.classes, dataset.labels) == ("list", ("cat", "big dog"), (1, 0))
+    assert (dataset.name, dataset.classes, dataset.labels) == ("list", ("cat", "big_dog"), (1, 0))
     assert dataset.ids == ("a/1.png", "2.png") and label_of(dataset.image(0)) == 1
 
 
@@ -159,7 +159,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_hugging_face(saved: Path) -> None:
     dataset = pickle.loads(pickle.dumps(open_dataset(f"hf:{saved / 'saved'}")))
-    assert (dataset.name, dataset.classes, dataset.labels) == ("saved@test", ("cat", "big dog", "fox"), (2, 1, 0))
+    assert (dataset.name, dataset.classes, dataset.labels) == ("saved@test", ("cat", "big_dog", "fox"), (2, 1, 0))
     assert dataset.ids[0] == "test/000000"
     assert [label_of(dataset.image(i)) for i in range(3)] == [2, 1, 0]
     assert open_dataset(f"hf:{saved / 'saved'}@train").labels == (0, 0, 0)
@@ -288,7 +288,7 @@ def test_user_file_with_a_table(saved: Path) -> None:
         ("{name: x, reader: folder, path: photos, classes: 3}", "classes must be a list of names"),
         ("{name: x, reader: folder, path: photos, classes: [1, 2, 3]}", "put quotes around"),
         ("{name: x, reader: folder, path: photos, classes: [a, b]}", "names 2 classes, but there are 3"),
-        ("{name: x, reader: folder, path: photos, classes: {blak_cat: a}}", "did you mean black cat"),
+        ("{name: x, reader: folder, path: photos, classes: {blak_cat: a}}", "did you mean black_cat"),
         ("{name: x, reader: folder, path: photos, classes: {dog: fox}}", "more than once"),
         ("{name: x, reader: folder, path: photos, templates: [a photo]}", "has no {} for the class name"),
         ("{name: x, reader: folder, path: photos, templates: {a: b}}", "templates must be a text"),

@@ -13,7 +13,7 @@ from lessmore.data.dataset import Dataset, Files
 from lessmore.data.registry import canonical, expand_names, list_datasets, list_groups, open_dataset
 from lessmore.data.spec import specs
 from lessmore.errors import ConfigError
-from lessmore.prompts import TEMPLATES, class_names
+from lessmore.prompts import TEMPLATES, class_names, spoken
 
 SIZES = {
     "fgvc_aircraft": (3333, 100, 2),
@@ -48,7 +48,7 @@ def test_spec(name: str) -> None:
     assert len(spec.templates["coop"]) == 1 and list(spec.templates["simple7"]) == TEMPLATES["simple7"]
     assert all(text.count("{}") == 1 for texts in spec.templates.values() for text in texts)
     assert all(len(set(texts)) == len(texts) for texts in spec.templates.values())
-    assert list(spec.classes) == class_names(spec.classes)
+    assert list(spec.classes) == list(map(spoken, class_names(spec.classes)))
     assert len(spec.class_folders) in (0, len(spec.classes))
     assert spec.licence and spec.source and spec.folders and bool(spec.split) != bool(spec.class_folders)
 
@@ -168,7 +168,7 @@ def test_the_real_split_files(shared: Path) -> None:
         spec = specs()[name]
         parts = json.loads((shared / "data" / "splits" / str(spec.split)).read_text())
         names = {label: text for part in parts.values() for _, label, text in part}
-        assert tuple(class_names(names[i] for i in range(len(names)))) == spec.classes
+        assert tuple(spoken(names[i]) for i in range(len(names))) == spec.classes
         assert len({path for path, _, _ in parts["test"]}) == spec.images
 
 

@@ -62,7 +62,7 @@ def test_placeholders_and_functions() -> None:
         ([], "photo", "no classes"),
         ("dog", "photo", "single string 'dog'"),
         (["dog", " _ "], "photo", "' _ ' is empty"),
-        (["big cat", "dog", "big_cat "], "photo", "'big cat' appears more than once"),
+        (["big cat", "dog", "big_cat "], "photo", "'big_cat ' reads like 'big cat'"),
         (["dog", 3], "photo", "3 is not a string"),
         (["dog"], ["a photo of a dog"], "'a photo of a dog' has no {}"),
         (["dog"], [], "no templates"),

@@ -99,7 +99,7 @@ def test_a_cell_is_the_mean_over_seeds_with_interval_and_gain() -> None:
     images, plain, ours = rows(summary(accuracy=0.80), summary(accuracy=0.82, seed=1, half=0.03))
     assert images["eurosat"] == "1,000"
     assert plain["method"] == "matched zero-shot" and plain["eurosat"] == "75.00 ± 2.50" and plain["R"] == "1"
-    assert ours["eurosat"] == "**81.00** ± 2.50 (+6.00)" and ours["seeds"] == "2"
+    assert ours["eurosat"] == "**81.00** ± 2.50 (+6.00 ± 4.00)" and ours["seeds"] == "2"
     assert "average" not in ours
 
 
@@ -192,7 +192,7 @@ def test_the_newest_of_equal_runs_counts_and_the_others_are_mentioned() -> None:
     old, new = summary(accuracy=0.9), summary(accuracy=0.8, finished="2026-02-01T00:00:00")
     for order in ([old, new], [new, old], [new, old, new]):
         arranged = result_table(order)
-        assert arranged.rows[1].cells == (Cell(80.0, pytest.approx(2.0), pytest.approx(5.0)),)
+        assert arranged.rows[1].cells == (Cell(80.0, pytest.approx(2.0), pytest.approx(5.0), pytest.approx(4.0)),)
         assert any("1 older runs" in note for note in arranged.notes)
 
 
@@ -220,7 +220,7 @@ def test_markdown_escapes() -> None:
 def test_latex_escapes_and_is_balanced() -> None:
     text = to_latex(result_table([summary(NASTY, preset="a_b", tuned_on="q", accuracy=0.5), summary(NASTY)]))
     assert r"a|b \& 50\% of\_\$x \#1 \{y\} \textasciitilde{}z\textasciicircum{} \textbackslash{}end\{tabular\}" in text
-    assert r"a\_b $\dagger$" in text and r"\textbf{80.00} $\pm$ 2.00 (+5.00)" in text
+    assert r"a\_b $\dagger$" in text and r"\textbf{80.00} $\pm$ 2.00 (+5.00 $\pm$ 4.00)" in text
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.replace(r"\&", "").count("&") for line in lines} == {6}
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1

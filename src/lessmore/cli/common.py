@@ -35,7 +35,11 @@ _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):  # type: ignore[misc]
-    """Leaves description and examples as they are written."""
+    """Leaves description and examples as they are written, and says of an option without a default nothing of one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = super()._get_help_string(action) or ""
+        return text.replace(", default: %(default)s", "") if action.default is None else text
 
 
 def _load(text: str) -> Any:

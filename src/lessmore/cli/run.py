@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
 from lessmore.lab.metrics import trouble
 from lessmore.lab.runner import run_one
-from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, grid_runs
+from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, check_packages, grid_runs
 from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 
@@ -36,6 +37,12 @@ The file of --config uses the same names; flags override it.
 An image that cannot be read is recorded with the reason and skipped. An adapted answer that is not finite is replaced
 by zero-shot's. The command then ends with exit code 3, not 0.
 """
+
+
+_USUAL = {
+    one.name: str(one.default) for one in fields(RunSpec) if one.name in AXES and isinstance(one.default, (str, int))
+}
+"""What an option stands for where it is not given; `None` would tell nobody."""
 
 
 class ConfigFile(ActionConfigFile):  # type: ignore[misc]
@@ -59,7 +66,8 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("--config", action=ConfigFile, help="a YAML file of these options; flags override it")
     for name, (kind, text) in _lists().items():
-        args.add_argument(f"--{name}", type=kind, nargs="+", default=None, help=text)
+        usual = _USUAL.get(name)
+        args.add_argument(f"--{name}", type=kind, nargs="+", help=f"{text}; default: {usual}" if usual else text)
     args.add_argument("--options", type=dict[str, Any], default={}, help="fields of preset or method: --options.lam 2")
     args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
     args.add_argument(
@@ -85,9 +93,9 @@ def _lists() -> dict[str, tuple[type, str]]:
         "reducer": (str, ", ".join(["auto", *list_reducers()])),
         "preset": (str, ", ".join(p for p in list_presets() if "/" not in p)),
         "R": (float, "kept fraction of the tokens; by default the preset's"),
-        "templates": (str, "a template set of the data set or of lessmore, or a text with {}"),
+        "templates": (str, "a template set of the data set or of lessmore, or a text with {}; default: the data set's"),
         "order": (str, "iid, sorted, blocks:50, mixture:contrast:4,fog:3, gradual:fog, cycle"),
-        "corruption": (str, "such as contrast:4, or none"),
+        "corruption": (str, "such as contrast:4; default: none"),
         "seed": (int, "seeds of the order"),
         "precision": (str, ", ".join(PRECISIONS)),
     }
@@ -98,6 +106,7 @@ def run(args: Namespace) -> int:
     _check(args)
     asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "engine", "device", "workers")}
     specs = grid_runs({name: value for name, value in asked.items() if value is not None})
+    check_packages(specs)
     failed = 0
     with Stop() as stop:
         for number, summary in enumerate(_summaries(specs, args, stop), start=1):

@@ -17,7 +17,7 @@ from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printa
 from lessmore.cli.run import line
 from lessmore.errors import ConfigError
 from lessmore.lab.metrics import trouble
-from lessmore.lab.spec import RunSpec
+from lessmore.lab.spec import RunSpec, check_packages
 from lessmore.lab.sweep import FinishedRun, SweepGrid, read_grid
 from lessmore.lab.sweep_local import run_locally
 from lessmore.lab.sweep_ray import run_on_ray
@@ -67,6 +67,7 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         say("\n".join(describe(spec) for spec in grid.specs))
         return OK
+    check_packages(grid.specs)
     failed: list[FinishedRun] = []
     try:
         with closing(_executor(grid, args)) as results:

@@ -11,7 +11,7 @@ from lessmore.data.layout import image_folder, inside, split_file
 from lessmore.data.spec import Spec
 from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError
-from lessmore.prompts import class_names
+from lessmore.prompts import class_names, spoken
 
 
 def read_split(spec: Spec, root: Path, part: str = "test") -> Dataset:
@@ -29,7 +29,9 @@ def read_split(spec: Spec, root: Path, part: str = "test") -> Dataset:
     parts = _parts(file)
     if part not in parts:
         raise ConfigError(f"{file} lists no images under {part!r}; download it again")
-    classes = names_by_label(((label, name) for rows in parts.values() for _, label, name in rows), file)
+    # Published class lists differ in underscores alone; we name them as prompts do, the same for every source.
+    named = names_by_label(((label, name) for rows in parts.values() for _, label, name in rows), file)
+    classes = tuple(map(spoken, named))
     paths = inside((path for path, _, _ in parts[part]), file)
     labels = tuple(label for _, label, _ in parts[part])
     name = spec.name if part == "test" else f"{spec.name}@{part}"
@@ -56,7 +58,7 @@ def read_aircraft(spec: Spec, root: Path) -> Dataset:
     paths = inside((f"{number}.jpg" for number, _ in rows), file)
     labels = tuple(index[variant] for _, variant in rows)
     source = Files(image_folder(spec, root, paths), paths)
-    return Dataset(spec.name, tuple(class_names(variants)), paths, labels, source, spec.templates)
+    return Dataset(spec.name, tuple(map(spoken, class_names(variants))), paths, labels, source, spec.templates)
 
 
 def names_by_label(pairs: Iterable[tuple[int, str]], file: Path) -> tuple[str, ...]:

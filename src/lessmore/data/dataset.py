@@ -41,7 +41,7 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    """Names as the prompts use them."""
+    """Names of the classes; `prompts.spoken` says how prompts use them."""
     ids: tuple[str, ...]
     """Unique and stable: posix paths relative to the images' folder, or for instance `fog/3/00017`."""
     labels: tuple[int, ...]

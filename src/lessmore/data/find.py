@@ -1,20 +1,24 @@
-"""Which image files the words of a command line mean."""
+"""Which images are meant by a path, a pattern, a folder or a `file:` URL."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from PIL import Image
 
 from lessmore.data.formats import ENDINGS
-from lessmore.errors import ConfigError
+from lessmore.data.image_files import local_path
+from lessmore.errors import ConfigError, ImageError
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
     """Files as they are given, and the images below folders, each once however it is spelled.
 
     Args:
-        inputs: Files, folders, and patterns such as `photos/*.jpg`, which a shell did not expand.
+        inputs: Files, folders, `file:` URLs, and patterns such as `photos/*.jpg`, which a shell did not expand.
 
     Returns:
         Paths in the order of `inputs`; folders are searched in sorted order. A folder that may not be searched stands
@@ -25,9 +29,48 @@ def find_images(inputs: Sequence[str]) -> list[str]:
     """
     found: dict[str, str] = {}
     for name in inputs:
-        for path in _meant(name):
+        for path in _meant(local_path(name)):
             found.setdefault(same_place(path), path)
     return list(found.values())
+
+
+def each_image(source: Any) -> Iterable[Any]:
+    """The images that a source stands for, in order.
+
+    Args:
+        source: A file, folder, pattern or `file:` URL, whose images are looked up now; one image in memory; or several
+            images, which are left as they are, so that each has one answer.
+
+    Raises:
+        ConfigError: A path or pattern stands for nothing.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return find_images([os.fspath(source)])
+    alone = isinstance(source, (bytes, bytearray, Image.Image)) or getattr(source, "ndim", 4) < 4
+    if alone or not isinstance(source, Iterable):
+        return [source]  # what is no image at all is refused where images are read
+    return source
+
+
+def one_file(name: str) -> str:
+    """The file of one image: a pattern or folder may stand for it. A name that stands for nothing is left as it is.
+
+    Args:
+        name: A path, pattern, folder or `file:` URL.
+
+    Raises:
+        ImageError: It stands for several images.
+    """
+    name = local_path(name)
+    if not os.path.isdir(name) and (os.path.lexists(name) or not glob.has_magic(name)):
+        return name
+    try:
+        found = find_images([name])
+    except ConfigError:
+        return name  # whoever opens it says what is wrong
+    if len(found) > 1:
+        raise ImageError(f"{name} stands for {len(found):,} images; give it to stream(), or name one of them")
+    return found[0]
 
 
 def same_place(path: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from lessmore.errors import ImageError, ImageSizeError
 
@@ -18,13 +20,14 @@ def read_image_file(name: str) -> bytes:
     """The bytes of an image file.
 
     Args:
-        name: Its path. Opening does not block, so that a pipe without a writer is refused at once.
+        name: Its path, or a `file:` URL. Opening does not block, so that a pipe without a writer is refused at once.
 
     Raises:
         ImageError: There is no such file, it may not be read, it is no regular file, or it is too large.
     """
     if name.startswith(("http://", "https://")):
         raise ImageError(f"{name} is an address; download the file and give its path")
+    name = local_path(name)
     try:
         handle = os.open(name, _FLAGS)
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
@@ -39,6 +42,27 @@ def read_image_file(name: str) -> bytes:
         os.close(handle)
     check_bytes(len(data), name)
     return data
+
+
+def local_path(name: str) -> str:
+    """The path that a `file:` URL names; a path stays as it is.
+
+    Args:
+        name: Path or URL.
+
+    Raises:
+        ImageError: The URL names another machine.
+
+    Example:
+        >>> local_path("file:///photos/a%20cat.jpg"), local_path("a.jpg")
+        ('/photos/a cat.jpg', 'a.jpg')
+    """
+    if not name.lower().startswith("file:"):
+        return name
+    parts = urlsplit(name)
+    if parts.netloc not in ("", "localhost"):
+        raise ImageError(f"{name} is on the machine {parts.netloc}; copy the file here and give its path")
+    return url2pathname(parts.path)
 
 
 def check_bytes(count: int, name: str) -> None:

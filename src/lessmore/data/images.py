@@ -37,12 +37,13 @@ _STRIP = 256
 """Rows that are converted at a time."""
 
 
-def load_image(source: ImageSource) -> Image.Image:
+def load_image(source: ImageSource, bgr: bool = False) -> Image.Image:
     """An upright RGB image.
 
     Args:
         source: A path, encoded bytes, a Pillow image, or an array: uint8, uint16 (0…65535) or float (0…1) of shape
             `[H, W]`, `[H, W, 1]`, `[H, W, 3]` (RGB) or `[H, W, 4]`.
+        bgr: Whether the colours of an array come as blue, green, red, as OpenCV has them.
 
     Returns:
         A Pillow image of mode RGB that shares nothing with `source`.
@@ -51,7 +52,7 @@ def load_image(source: ImageSource) -> Image.Image:
         ImageError: It cannot be read, or would take too much memory; the message names the remedy.
     """
     if isinstance(source, np.ndarray):
-        return from_array(source)
+        return from_array(_reversed(source) if bgr else source)
     if isinstance(source, Image.Image):
         return _upright_rgb(_own_copy(source), "the image", Demand())
     if isinstance(source, (bytes, bytearray)):
@@ -211,6 +212,12 @@ def from_array(array: NDArray[Any]) -> Image.Image:
     if channels == 1:
         return Image.fromarray(np.ascontiguousarray(coloured[..., 0])).convert("RGB")
     return Image.fromarray(np.ascontiguousarray(coloured))
+
+
+def _reversed(array: NDArray[Any]) -> NDArray[Any]:
+    """The first three channels the other way round, where there are as many."""
+    coloured = array.ndim == 3 and array.shape[-1] in (3, 4)
+    return array[..., [2, 1, 0, *range(3, array.shape[-1])]] if coloured else array
 
 
 def _to_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

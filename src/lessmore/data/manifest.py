@@ -15,7 +15,7 @@ from lessmore.data.layout import inside, own_file
 from lessmore.data.spec import COMMON, Spec
 from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError, unknown
-from lessmore.prompts import class_names
+from lessmore.prompts import class_names, spoken
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 COLUMNS = ("path", "label", "classname")
@@ -29,7 +29,7 @@ def read_listed(spec: Spec, root: Path) -> Dataset:
         root: The folder that holds the data sets.
     """
     read = read_manifest(own_file(spec, root, str(spec.split)))
-    return Dataset(spec.name, read.classes, read.ids, read.labels, read.source, spec.templates)
+    return Dataset(spec.name, tuple(map(spoken, read.classes)), read.ids, read.labels, read.source, spec.templates)
 
 
 def read_manifest(file: Path, classes: Sequence[str] | None = None, anywhere: bool = False) -> Dataset:

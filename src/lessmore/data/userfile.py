@@ -13,7 +13,7 @@ from lessmore.data.hf import read_hf
 from lessmore.data.manifest import read_manifest
 from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError, unknown
-from lessmore.prompts import class_names, resolve_templates
+from lessmore.prompts import class_names, resolve_templates, spoken
 
 READERS = ("folder", "manifest", "hf")
 
@@ -100,11 +100,11 @@ def _renamed(classes: tuple[str, ...], wanted: list[str] | Mapping[str, str], fi
         if len(wanted) != len(classes):
             raise ConfigError(f"{file} names {len(wanted)} classes, but there are {len(classes)}; name every one")
         return tuple(class_names(wanted))
-    new = dict(zip(class_names(wanted), wanted.values(), strict=True)) if wanted else {}
-    strange = next((old for old in new if old not in classes), None)
+    new = {spoken(old): name for old, name in zip(class_names(wanted), wanted.values(), strict=True)} if wanted else {}
+    strange = next((old for old in new if old not in map(spoken, classes)), None)
     if strange is not None:
         raise ConfigError(f"{file}: {unknown('class', strange, classes)}")
-    return tuple(class_names(new.get(name, name) for name in classes))
+    return tuple(class_names(new.get(spoken(name), name) for name in classes))
 
 
 def _own(given: Description) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from lessmore.core.vit import ViT
 from lessmore.engines.availability import has_triton
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import Method, Outcome, Setup, make_method
+
+EngineName = Literal["auto", "eager", "cpu", "graph", "chunk"] | str
+"""A name of `list_engines()`."""
 
 _CAPTURED = ("tca", "zeroshot")
 
@@ -129,7 +132,10 @@ def _for_cpu(dtype: torch.dtype) -> str:
     if cpu.can_pack(dtype):
         return "cpu"
     if dtype == torch.float16:
-        warnings.warn("a float16 model is slow on a CPU; load it in float32: model.float()", stacklevel=4)
+        warnings.warn(
+            "a float16 model is slow on a CPU; pass dtype='float32', or device='cuda' where there is a GPU",
+            stacklevel=4,
+        )
     return "eager"
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from lessmore.assets import MODELS
 from lessmore.config import Preset
 from lessmore.core.vit import ViTShape
+from lessmore.data.corrupt import EXTRA, MAIN
 from lessmore.data.orders import plan_stream
 from lessmore.data.registry import expand_names
 from lessmore.engines import check_engine
@@ -98,6 +102,34 @@ def grid_runs(asked: Mapping[str, Any]) -> list[RunSpec]:
         raise ConfigError(f"there is no {missing[0]}; give at least one")
     chosen = itertools.product(*axes.values())
     return [RunSpec(**rest, **dict(zip(axes, values, strict=True))) for values in chosen]
+
+
+def check_packages(specs: Iterable[RunSpec]) -> None:
+    """Refuse a grid in which any run lacks a package, before the first one starts. Nothing is imported.
+
+    Args:
+        specs: All runs of the grid.
+
+    Raises:
+        ConfigError: A package is missing; the message names the extra.
+    """
+    for package, extra in dict.fromkeys(need for spec in specs for need in _packages(spec)):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"some of these runs need {package}; install it with: pip install 'lessmore[{extra}]'")
+
+
+def _packages(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Packages that a run imports when it needs them, each with its extra."""
+    yield from (("scipy", "metrics"), ("torchmetrics", "metrics"))
+    words = f"{spec.order},{spec.corruption}".replace(":", ",").split(",")
+    if spec.order.startswith(("gradual", "cycle")) or not {*MAIN, *EXTRA}.isdisjoint(words):
+        yield "imagecorruptions", "corrupt"
+    if spec.model.startswith("open_clip:"):
+        yield "open_clip", "open-clip"
+    elif spec.model not in MODELS and not (Path(spec.model) / "open_clip_config.json").is_file():
+        yield "transformers", "hf"
+    if spec.dataset.startswith("hf:"):
+        yield "datasets", "hf-data"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -24,6 +24,7 @@ from lessmore.core.text import TextTower
 from lessmore.errors import ConfigError, ModelError, StateError
 from lessmore.methods.registry import Setup
 from lessmore.models.vlm import VLM
+from lessmore.prompts import spoken
 from lessmore.storage.sealed import read_tensors, write_tensors
 from lessmore.storage.state import finite_problem
 
@@ -76,14 +77,16 @@ def frame_prompts(vlm: VLM, classes: Sequence[str], words: str = WORDS) -> Promp
 
     Args:
         vlm: The model; its tokenizer and text tower are used.
-        classes: Class names, cleaned.
+        classes: Class names.
         words: What the context starts as; its token count is the context's length n.
 
     Raises:
         ModelError: The tokenizer cuts the words off, or merges them with a class name.
     """
     # The tokenizer is a black box: where these rows begin to differ tells where the words start and end.
-    empty, alone, twice, *rows = vlm.tokenize(["", words, f"{words} {words}", *(f"{words} {c}." for c in classes)])
+    empty, alone, twice, *rows = vlm.tokenize(
+        ["", words, f"{words} {words}", *(f"{words} {spoken(c)}." for c in classes)]
+    )
     first, end = _shared(empty, alone), _shared(alone, twice)
     if not first < end < len(alone) or any(_shared(alone, row) < end for row in rows):
         raise ModelError(

@@ -236,6 +236,16 @@ def register_method(name: str, options: type | None = None) -> Callable[[MethodM
     return add
 
 
+MethodName = (
+    Literal[
+        "batclip", "bca", "c-tpt", "cocoop", "coop", "deyo", "diff-tpt", "dota", "ecalp", "lsa", "mta", "neo", "oga"
+    ]
+    | Literal["onzeta", "sar", "stata", "tca", "tda", "tent", "tpt", "zero", "zeroshot"]
+    | str
+)
+"""A name of `list_methods()`; those of installed packages are not spelled out."""
+
+
 def list_methods() -> list[str]:
     """Names accepted by `method=`, including those of installed packages.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from lessmore.core.algorithm import CLASS_EMBEDDING
 from lessmore.errors import StateError
-from lessmore.prompts import Templates, prompts
+from lessmore.prompts import Templates, class_names, prompts, spoken
 from lessmore.storage.cache import Cache, cache_folder, drop, warn_uncached
 from lessmore.storage.sealed import read_tensors, write_tensors
 
@@ -51,7 +52,9 @@ def class_embeddings(
         ConfigError: A class name or template cannot be used.
         ModelError: The tokenizer does not fit the model.
     """
-    table = prompts(classes, templates)
+    names = class_names(classes)
+    table = prompts(names, templates)
+    _warn_of_strange_names(vlm, names)
     tokens = vlm.tokenize([prompt for row in table for prompt in row])
     file = _cache_file(vlm, tokens, len(table), cache)
     shape = (len(table), vlm.text.shape.embed)
@@ -61,6 +64,26 @@ def class_embeddings(
         if file:
             _write(file, stored)
     return stored.to(vlm.device, vlm.dtype)
+
+
+_NO_WORD = ("zqxjkvw", "\u16a0\u16ce")
+"""Letters that no vocabulary has as a word: what a tokenizer makes of them, it makes of every word it does not know."""
+
+
+def _warn_of_strange_names(vlm: VLM, names: Sequence[str]) -> None:
+    """Say which names the tokenizer does not know: they get embeddings that mean nothing, and with them high scores."""
+    words = sorted({word for name in names for word in spoken(name).split()})
+    said = [tuple(row) for row in vlm.tokenize([*_NO_WORD, *words]).tolist()]
+    unknown = set(said[: len(_NO_WORD)])
+    strange = {word for word, row in zip(words, said[len(_NO_WORD) :], strict=True) if row in unknown}
+    lost = [name for name in names if strange.intersection(spoken(name).split())]
+    if lost:
+        shown = ", ".join(map(repr, lost[:5])) + (", ..." if len(lost) > 5 else "")
+        warnings.warn(
+            f"the model's tokenizer does not know every word of {len(lost)} of {len(names)} class names ({shown}); "
+            "answers about them mean nothing: use other words",
+            stacklevel=5,
+        )
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ class ClassList:
 
     vlm: VLM
     names: tuple[str, ...]
-    """Cleaned, as predictions carry them."""
+    """As they were given, and as predictions carry them."""
     groups: tuple[str, ...]
     """The group of every class; empty where the list has none."""
     templates: Templates

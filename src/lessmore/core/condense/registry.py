@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from lessmore.config import Condensation
 from lessmore.errors import ConfigError
@@ -15,6 +16,10 @@ REDUCERS: Registry[ReducerMaker] = Registry("reducer", "lessmore.reducers", adop
 
 register_reducer = REDUCERS.register
 """Decorator: make a reducer known. It gets a preset's condensation and returns its own, at that R and layers."""
+
+
+ReducerName = Literal["auto", "ats", "evit", "none", "pitome", "tca", "tofu", "tome", "tome-table"] | str
+"""A name of `list_reducers()`, or `auto`; those of installed packages are not spelled out."""
 
 
 def list_reducers() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -33,6 +34,8 @@ class Cell:
     """Half the width of the 95 % interval."""
     gain: float | None = None
     """Against matched zero-shot; None in zero-shot's own row."""
+    gain_half: float | None = None
+    """Half the width of its 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def result_table(summaries: Iterable[SummaryView], incomplete: Sequence[str] = (
 
 def newest_runs(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
     """One run per setting, stream and seed, the last to finish; and how many others there were."""
-    distinct = {summary["key"]: summary for summary in summaries}
+    distinct = {summary["key"]: summary for summary in with_short_names(summaries)}
     streams: dict[str, set[str]] = {}
     for summary in distinct.values():
         streams.setdefault(_column(summary), set()).add(summary["dataset"]["fingerprint"])
@@ -121,6 +124,26 @@ def newest_runs(summaries: Iterable[SummaryView]) -> tuple[list[Run], int]:
         run = Run(summary, {name: _setting(summary, name) for name in (*ALWAYS, *SOMETIMES)}, column)
         kept[(*run.settings.values(), column, summary["spec"]["seed"])] = run
     return list(kept.values()), len(distinct) - len(kept)
+
+
+def with_short_names(summaries: Iterable[SummaryView]) -> list[SummaryView]:
+    """Summaries whose models are named without the folders above them, by as much of a path as tells them apart."""
+    found = list(summaries)
+    places = {str(one["spec"]["model"]) for one in found if Path(str(one["spec"]["model"])).is_absolute()}
+    short = {place: _tail(Path(place), [Path(other) for other in places if other != place]) for place in places}
+    return [
+        {**one, "spec": {**one["spec"], "model": short.get(str(one["spec"]["model"]), one["spec"]["model"])}}
+        for one in found
+    ]
+
+
+def _tail(place: Path, others: Sequence[Path]) -> str:
+    """The end of a path that no other path has."""
+    lengths = range(1, len(place.parts))
+    n = next(
+        (n for n in lengths if all(place.parts[-n:] != other.parts[-n:] for other in others)), len(place.parts) - 1
+    )
+    return "/".join(place.parts[-n:])
 
 
 def _setting(summary: SummaryView, name: str) -> str:
@@ -168,6 +191,7 @@ def _cell(runs: list[Run]) -> Cell | None:
         100 * fmean(run.metrics["accuracy"] for run in runs),
         fmean(_half(run.metrics["accuracy_ci"]) for run in runs),
         100 * fmean(run.metrics["gain"] for run in runs),
+        fmean(_half(run.metrics["gain_ci"]) for run in runs),
     )
 
 
@@ -214,7 +238,7 @@ def _adapts(run: Run) -> bool:
 def _notes(runs: list[Run], repeated: int, incomplete: Sequence[str]) -> tuple[str, ...]:
     notes = [
         "Accuracy in percent ± half the width of the 95 % interval, mean over seeds; in brackets the gain over matched "
-        "zero-shot (same prompts and images, all tokens) in points. Bold: best of its model.",
+        "zero-shot (same prompts and images, all tokens) in points, with its own interval. Bold: best of its model.",
     ]
     tuned = sorted({run.summary["tuned_on"] for run in runs if run.summary["tuned_on"]})
     if tuned:
@@ -251,13 +275,14 @@ def _text(cell: Cell | None, best: bool) -> Text:
     if cell is None:
         return Text("–")
     interval = "" if cell.half is None else f"± {cell.half:.2f}"
-    gain = "" if cell.gain is None else f"({cell.gain:+.2f})"
+    spread = "" if cell.gain_half is None else f" ± {cell.gain_half:.2f}"
+    gain = "" if cell.gain is None else f"({cell.gain:+.2f}{spread})"
     return Text(f"{cell.accuracy:.2f}", best, " ".join(filter(None, (interval, gain))))
 
 
 def run_lines(summaries: Iterable[SummaryView]) -> Iterable[dict[str, Any]]:
     """One line per run with every single number; fractions as in the summaries, not percent."""
-    return (dict(_flat(run)) for run in summaries)
+    return (dict(_flat(run)) for run in with_short_names(summaries))
 
 
 _PARTS = ("spec", "dataset", "metrics", "cost")
