@@ -51,9 +51,10 @@ def delta_problem(state: StreamState, delta: Mapping[str, Tensor]) -> str | None
         state: The state before the image.
         delta: The tensors of `Delta.named`; of an image that was not stored, without its tokens.
     """
-    held, mean = state.reservoir, state.stream_mean._asdict()
+    held = state.reservoir
     C, M, L, D = held.anchors.shape
-    own = {**mean, "token_mean": state.token_mean, "key": held.keys[0, 0]}
+    own = {name: tensor for name, tensor in state.named().items() if name not in held._fields}
+    own["key"] = held.keys[0, 0]
     forms = {name: (tensor.dtype, tensor.shape) for name, tensor in own.items()}
     forms |= {name: (torch.int64, torch.Size()) for name in ("label", "slot", "id")}
     found = {name: (tensor.dtype, tensor.shape) for name, tensor in delta.items() if name != "tokens"}
