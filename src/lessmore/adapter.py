@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
@@ -13,25 +12,23 @@ import torch
 from torch import Tensor
 
 from lessmore.config import Preset, PresetName
-from lessmore.core.algorithm import algorithm
 from lessmore.core.class_list import ClassChange
 from lessmore.core.condense.registry import ReducerName
 from lessmore.core.condense.source import source_map
 from lessmore.data.find import each_image
 from lessmore.engines import EngineName, check_engine
 from lessmore.engines.answered import Answered, Failure
-from lessmore.engines.answers import Answerer, Health, read_health
-from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
-from lessmore.errors import ConfigError, ImageError, StateError
-from lessmore.methods import FromViews, MethodName, Setup, method_options
+from lessmore.engines.answers import Answerer, Health
+from lessmore.engines.stream_file import read_stream, stream_identity, write_stream
+from lessmore.engines.unknown_gate import NOMINAL, UnknownGate, UnknownRule, checked_rule, known_threshold
+from lessmore.errors import ConfigError, ImageError
+from lessmore.methods import FromViews, MethodName, Setup
 from lessmore.methods.resolve import resolve
-from lessmore.methods.saved import forms_of, problem_of
 from lessmore.models.class_list import ClassList, ClassNames, class_list
 from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, Images, to_pixels, to_views
 from lessmore.prediction import Prediction, entropy_of
 from lessmore.prompts import Templates, template_texts
-from lessmore.storage.state import REMEDY, read_state, write_state
 
 
 class Adapter:
@@ -55,7 +52,15 @@ class Adapter:
         ('red circle', 4, 3)
     """
 
-    def __init__(self, classes: ClassList, setup: Setup, method: str, seed: int = 0, engine: str = "auto") -> None:
+    def __init__(
+        self,
+        classes: ClassList,
+        setup: Setup,
+        method: str,
+        seed: int = 0,
+        engine: str = "auto",
+        unknown: UnknownRule = "off",
+    ) -> None:
         """Use `lessmore.adapt` instead, which looks everything up.
 
         Args:
@@ -64,12 +69,13 @@ class Adapter:
             method: Name of the method.
             seed: Seed of random views, where the method looks at some.
             engine: Name of the engine.
+            unknown: How unknown images are told.
         """
         self.vlm = classes.vlm
         self.method_name = method
         self.preset: Preset = setup.preset
         self._classes, self._seed, self._setup = classes, seed, setup
-        self._answerer = Answerer(method, setup, engine)
+        self._answerer = Answerer(method, setup, engine, unknown=unknown)
 
     @property
     def classes(self) -> list[str]:
@@ -212,6 +218,30 @@ class Adapter:
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Adapter cannot be pickled; use save() and restore(), or make one in every process")
 
+    def calibrate_unknown(self, known_images: Images, false_alarms: float = NOMINAL) -> float:
+        """Set the threshold by images that are known to show one of the classes; the stream stays as it is.
+
+        Args:
+            known_images: Images like those to come, at least 1 / `false_alarms` less 1 of them. No labels are needed.
+            false_alarms: Share of the known images that may be called unknown.
+
+        Returns:
+            The threshold, which holds until it is set again; states that are saved carry it.
+
+        Raises:
+            ConfigError: The adapter was not made with `unknown="auto"`, or there are too few images.
+            ImageError: An image cannot be read.
+        """
+        if self._answerer.gate.rule != "auto":
+            raise ConfigError("calibrate_unknown replaces the threshold of unknown='auto'; make the adapter with that")
+        trial = self.fork()
+        trial._answerer.gate = UnknownGate(1e9)  # lets in all of them
+        scores = [prediction.unknown_score for prediction in trial.stream(known_images)]
+        threshold = known_threshold([score for score in scores if score is not None], false_alarms)
+        with self._answerer.turns:
+            self._answerer.gate.calibrate(threshold)
+        return threshold
+
     def health(self) -> Health:
         """Counts since the start or the last reset, and how the reservoir and the stream mean stand."""
         return self._answerer.health()
@@ -225,11 +255,7 @@ class Adapter:
         Raises:
             StateError: The file cannot be written.
         """
-        with self._answerer.turns:  # state, tracks and class list of the same moment
-            tensors, health = self._answerer.state()
-            sums, tracks = self._answerer.tracks.saved()
-            identity = self.identity()
-        write_state(Path(path), tensors | sums, identity, {"health": asdict(health), "tracks": tracks})
+        write_stream(Path(path), self._answerer, self.identity)
 
     def restore(self, path: str | Path) -> None:
         """Continue from a file written by `save`. If the file is refused, the adapter stays as it is.
@@ -240,23 +266,7 @@ class Adapter:
         Raises:
             StateError: The file is damaged, or belongs to another model, class list, method or setting.
         """
-        with self._answerer.turns:
-            self._restore(Path(path))
-
-    def _restore(self, path: Path) -> None:
-        forms = forms_of(self._answerer.method) | track_forms(len(self._classes.names))
-        tensors, facts = read_state(path, self.identity(), forms, beside_tracks(problem_of(self.method_name)))
-        counts, tracks = read_health(facts.get("health"), path), Tracks()
-        if not tracks.restored(tensors, facts.get("tracks")):
-            raise StateError(f"{path} makes no sense: its tracks do not fit together; {REMEDY}")
-        tensors.pop(TENSOR, None)
-        before = self._answerer.state()
-        try:
-            self._answerer.restore(tensors, counts)
-        except Exception as error:  # a method of somebody else's that cannot use what it once gave
-            self._answerer.restore(*before)
-            raise StateError(f"{path} cannot be restored ({error}); start with reset()") from error
-        self._answerer.tracks = tracks
+        read_stream(Path(path), self._answerer, self.identity)
 
     @property
     def answerer(self) -> Answerer:
@@ -304,6 +314,8 @@ class Adapter:
             entropy=entropy_of(answered.zero_shot),
             refused=answered.refused,
             frames=answered.frames,
+            unknown=answered.unknown,
+            unknown_score=answered.unknown_score,
             trace=source_map(answered.steps) if trace and answered.steps else None,
             classes=answered.setup.classes,
             groups=answered.setup.groups,
@@ -311,19 +323,7 @@ class Adapter:
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must share with this adapter, in values that JSON keeps as they are."""
-        options = method_options(self.method_name, self._setup.options)
-        identity = {
-            "model": self.vlm.fingerprint(),
-            "classes": self.classes,
-            "prompts": self._classes.written,
-            "method": self.method_name,
-            "options": {} if options is None else asdict(options),
-            **asdict(self.preset.condensation),
-            **asdict(self.preset.adaptation),
-            "algorithm": algorithm(),
-        }
-        plain: dict[str, Any] = json.loads(json.dumps(identity))
-        return plain
+        return stream_identity(self._classes, self.method_name, self._setup)
 
 
 def adapt(
@@ -338,6 +338,7 @@ def adapt(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
+    unknown: UnknownRule = "off",
     tokenizer: Any = None,
     preprocess: Any = None,
     cache: bool | str | Path = True,
@@ -359,6 +360,8 @@ def adapt(
             Your own model stays as it is.
         dtype: Type of the weights, `float32`, `float16` or `bfloat16`; None leaves them as they are.
         seed: Seed of random views, where the method looks at some.
+        unknown: Whether images of none of the classes are told from the others and kept out of the memory: `off`,
+            `auto` with a threshold that the stream sets without labels, or a threshold for `Prediction.unknown_score`.
         tokenizer: The model's tokenizer, where `load` needs it.
         preprocess: The model's preprocessing, where `load` needs it.
         cache: Whether to keep class embeddings on disk; a path says where.
@@ -378,6 +381,7 @@ def adapt(
         1
     """
     check_engine(engine)
+    checked_rule(unknown)
     resolve(method, preset, R, reducer, options)  # refuse a wrong name before a large model is read
     vlm = load(model, tokenizer, preprocess, device=device, dtype=dtype)
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
@@ -393,4 +397,4 @@ def adapt(
         templates=template_texts(templates),
         options=chosen.options,
     )
-    return Adapter(known, setup, method, seed, engine)
+    return Adapter(known, setup, method, seed, engine, unknown)

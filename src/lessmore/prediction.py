@@ -56,6 +56,11 @@ class Prediction:
     groups: tuple[str, ...] = ()
     """The group of every class; empty where the class list has none."""
 
+    unknown: bool = False
+    """The image is unlike all classes, see `adapt(unknown=...)`: `label` is the nearest, and nothing was stored."""
+    unknown_score: float | None = None
+    """How unlike all classes the image is; None with `unknown="off"` and for refused answers."""
+
     @property
     def confidence(self) -> float:
         """Probability of the class answered: about how often such answers are right."""
@@ -101,6 +106,8 @@ class Prediction:
             "entropy": self.entropy,
             "refused": self.refused,
             "frames": self.frames,
+            "unknown": self.unknown,
+            "unknown_score": self.unknown_score,
         }
         return found | ({"group": self.group, "group_scores": self.group_scores} if self.groups else {})
 
@@ -132,6 +139,7 @@ class Prediction:
         """What else is worth knowing."""
         remarks = {
             f"of {self.frames} frames": self.frames > 1,
+            "unknown: like none of the classes": self.unknown,
             "changed by adaptation": self.changed,
             "refused: zero-shot's answer": self.refused,
         }

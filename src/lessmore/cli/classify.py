@@ -23,6 +23,7 @@ from lessmore.cli.common import (
     add_method,
     add_model,
     add_options,
+    add_unknown,
     check_writable,
     make_adapter,
     new_parser,
@@ -42,6 +43,7 @@ EXAMPLES = """examples:
   lessmore classify photos/ --classes cats.txt --model my-model-folder --output out.csv --state out.safetensors
 
   lessmore classify frames/ --classes cats.txt --model my-model-folder --track "(object\\d+)_"
+  lessmore classify photos/ --classes cats.txt --model my-model-folder --unknown auto --output out.csv
 
 With --state the adapter's memory is kept in that file. If the run is interrupted, the same command continues where it
 stopped: rows written after the last save of the state are removed from the output, inputs that have a row are skipped.
@@ -61,6 +63,7 @@ def parser() -> ArgumentParser:
     add_budget(args)
     add_options(args)
     add_engine(args)
+    add_unknown(args)
     args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
     args.add_argument(
         "--track",
@@ -83,6 +86,7 @@ class AnswerCounts:
     changed: int = 0
     failed: int = 0
     """Rows with an error, those of an earlier run included."""
+    unknown: int = 0
     refused: int = 0
     """Rows whose adapted answer was not finite, those of an earlier run included."""
     skipped: int = 0
@@ -221,6 +225,8 @@ def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int, track: 
         seen=seen,
         track=track,
         frames=prediction.frames,
+        unknown=None if prediction.unknown_score is None else prediction.unknown,
+        unknown_score=None if prediction.unknown_score is None else round(prediction.unknown_score, 6),
     )
 
 
@@ -229,11 +235,14 @@ def _count(counts: AnswerCounts, row: rows.AnswerRow) -> None:
     counts.failed += row.error is not None
     counts.answered += row.error is None
     counts.changed += bool(row.changed)
+    counts.unknown += bool(row.unknown)
     counts.refused += bool(row.refused)
 
 
 def _summary(counts: AnswerCounts, args: Namespace) -> None:
     parts = [f"{counts.answered} images classified, {counts.changed} changed by adaptation"]
+    if args.unknown != "off":
+        parts.append(f"{counts.unknown} called unknown")
     if counts.failed:
         parts.append(f"{counts.failed} failed")
     if counts.refused:

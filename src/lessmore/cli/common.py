@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
-_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device")
+_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device", "unknown")
 _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
 """Arguments of `adapt` that are not settings."""
 
@@ -94,6 +94,17 @@ def add_engine(args: ArgumentParser) -> None:
     add_device(args)
 
 
+def add_unknown(args: ArgumentParser) -> None:
+    """Option --unknown."""
+    args.add_argument(
+        "--unknown",
+        type=float | str,
+        default="off",
+        help="tell images of none of the classes from the others, and learn nothing from them: off, auto (a threshold "
+        "that the stream sets, meant for one false alarm in 20 images), or a threshold for the score",
+    )
+
+
 def add_device(args: ArgumentParser) -> None:
     """Option --device."""
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
@@ -124,7 +135,7 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
     from lessmore.models.devices import choose_device
 
     own = {"R": args.R, "preset": args.preset, "templates": args.templates}
-    own |= {name: args[name] for name in ("method", "reducer", "engine") if name in args}
+    own |= {name: args[name] for name in ("method", "reducer", "engine", "unknown") if name in args}
     clash = next((name for name in args.options if name in _FLAGS + _OBJECTS), None)
     if clash is not None:
         raise ConfigError(f"--options cannot set {clash}; use --{clash} where the command has it")

@@ -38,6 +38,10 @@ class AnswerRow:
     """The object that this is a frame of, with --track."""
     frames: int | None = None
     """Frames of it that the answer is made of."""
+    unknown: bool | None = None
+    """The image is unlike all classes, with --unknown; empty for refused answers."""
+    unknown_score: float | None = None
+    """How unlike."""
     error: str | None = None
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, new_parser, say
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, add_unknown, new_parser, say
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
 from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
-from lessmore.lab.metrics import trouble
+from lessmore.lab.metrics import trouble, unknown_note
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, check_packages, grid_runs
 from lessmore.lab.summary import RunSummary
@@ -43,6 +43,8 @@ _USUAL = {
     one.name: str(one.default) for one in fields(RunSpec) if one.name in AXES and isinstance(one.default, (str, int))
 }
 """What an option stands for where it is not given; `None` would tell nobody."""
+_SHARED = ("options", "root", "limit", "unknown", "engine", "device", "workers")
+"""Options that all runs of a command share."""
 
 
 class ConfigFile(ActionConfigFile):  # type: ignore[misc]
@@ -74,6 +76,7 @@ def parser() -> ArgumentParser:
         "--limit", type=int | float | None, default=None, help="images, or a fraction of them, stratified by class"
     )
     add_engine(args)
+    add_unknown(args)
     args.add_argument("--workers", type=int, default=2, help="processes that decode ahead; 0 = none")
     args.add_argument("--output", type=str, required=True, help="directory for the runs, one subdirectory each")
     args.add_argument("--resume", action="store_true", help="continue interrupted runs; this is the default")
@@ -104,7 +107,7 @@ def _lists() -> dict[str, tuple[type, str]]:
 def run(args: Namespace) -> int:
     """Do all runs; 0, 3 if some images have no adapted answer, 130 if interrupted."""
     _check(args)
-    asked = {name: getattr(args, name) for name in (*AXES, "options", "root", "limit", "engine", "device", "workers")}
+    asked = {name: getattr(args, name) for name in (*AXES, *_SHARED)}
     specs = grid_runs({name: value for name, value in asked.items() if value is not None})
     check_packages(specs)
     failed = 0
@@ -157,8 +160,8 @@ def line(summary: RunSummary) -> str:
     accuracy, plain, gain, low, high = (
         100 * value for value in (found["accuracy"], found["zero_shot_accuracy"], found["gain"], *found["gain_ci"])
     )
-    failed = f"; {trouble(found)}" if trouble(found) else ""
+    notes = "".join(f"; {note}" for note in (unknown_note(found), trouble(found)) if note)
     return (
         f"{title}: {accuracy:.2f} % of {found['n']}, zero-shot {plain:.2f} %, "
-        f"gain {gain:+.2f} [{low:+.2f}, {high:+.2f}] points{failed}"
+        f"gain {gain:+.2f} [{low:+.2f}, {high:+.2f}] points{notes}"
     )

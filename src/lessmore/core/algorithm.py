@@ -15,6 +15,9 @@ ANSWER = 1
 CONFIDENCE = 1
 """Of how sure an answer is said to be."""
 
+UNKNOWN = 1
+"""Of which images are called unknown; only results of runs that ask for it depend on it."""
+
 
 def algorithm() -> dict[str, int]:
     """The versions that an answer depends on."""

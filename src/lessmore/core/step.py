@@ -23,6 +23,7 @@ from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
 from lessmore.core.reservoir import Placement
 from lessmore.core.stream import Delta, StreamState
 from lessmore.core.token_mean import updated_mean
+from lessmore.core.unknown import keep_out
 
 
 class Sample(NamedTuple):
@@ -131,7 +132,11 @@ def plain_operations(
 
 
 def settle(
-    sample: Sample, state: StreamState, config: Adaptation, operations: Operations
+    sample: Sample,
+    state: StreamState,
+    config: Adaptation,
+    operations: Operations,
+    floor: float | Tensor | None = None,
 ) -> tuple[Settled, StreamState]:
     """Debias, store and correct one encoded image.
 
@@ -140,12 +145,15 @@ def settle(
         state: The state before it.
         config: The adaptation; `order` says whether the image is stored before or after its own correction.
         operations: How each part is carried out.
+        floor: The least likeness of what is stored, see `lessmore.core.unknown`; None stores whatever may be.
 
     Returns:
         The answer with its delta, and the next state.
     """
     debiased, stream_mean = operations.observe(state, sample)
     placement, token_mean = operations.admit(state, sample, debiased)
+    if floor is not None:
+        placement = keep_out(placement, sample.logits, debiased, floor)
     delta = Delta(placement, stream_mean, token_mean)
     if config.order == "update_first":
         state = operations.apply(state, delta)

@@ -101,7 +101,7 @@ def check_engine(name: str) -> None:
         raise ConfigError(unknown("engine", name, list_engines()))
 
 
-def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensation) -> str:
+def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensation, keeps_out: bool = False) -> str:
     """The engine that a name stands for. If that is a slower one than was asked for, a warning says why.
 
     Args:
@@ -110,6 +110,7 @@ def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensati
         method: Name of the method.
         vision: The tower, on its device and in its precision.
         condensation: How it condenses.
+        keeps_out: Whether unknown images are to stay out of the memory, which a graph cannot do; for `auto`.
 
     Raises:
         ConfigError: The engine is unknown.
@@ -119,7 +120,7 @@ def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensati
     if name == "auto" and weights.device.type == "cpu":
         return _for_cpu(weights.dtype)
     if name == "auto":
-        return "eager" if reason else "graph"
+        return "eager" if reason or keeps_out else "graph"
     if name == "graph" and reason:
         warnings.warn(f"engine 'graph' cannot be used: {reason}; running 'eager' instead", stacklevel=3)
         return "eager"

@@ -41,6 +41,10 @@ class Answered:
     """What divides the evidence of the next image."""
     frames: int = 1
     """Frames of a track that the answer is made of."""
+    unknown: bool = False
+    """Whether the image is unlike all classes; then it was not stored."""
+    unknown_score: float | None = None
+    """How unlike all classes it is; None where nobody asked, or the answer was refused."""
 
     @cached_property
     def index(self) -> int:

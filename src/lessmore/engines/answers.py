@@ -6,9 +6,10 @@ engine from running ahead of the answers that were given.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from lessmore.engines.batching import on_host
 from lessmore.engines.confidence import COLDEST, WARMEST
 from lessmore.engines.tracks import Tracks
 from lessmore.engines.turns import Turns
+from lessmore.engines.unknown_gate import UnknownGate, UnknownRule
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
 from lessmore.methods import FollowsStream, FromEncoded, Method, Outcome, Setup
 from lessmore.methods.saved import follower_of
-from lessmore.storage.state import REMEDY, read_counts
+from lessmore.storage.state import LATER, REMEDY, read_counts
 
 REFUSALS = 10
 """Refused answers in a row after which the state is set aside."""
@@ -71,6 +73,15 @@ class Health:
     """Further frames of tracks among the images seen, from which nothing was learned."""
     temperature: float = 1.0
     """What the evidence for answers is divided by, so that they are as sure as zero-shot's on average."""
+    unknown: int = field(default=0, metadata=LATER)
+    """Images that were called unknown."""
+    unknown_threshold: float = field(default=0.0, metadata=LATER)
+    """The score above which the next image is unknown; 0 while there is none."""
+
+    @property
+    def unknown_rate(self) -> float:
+        """Share of the images that were called unknown."""
+        return self.unknown / self.seen if self.seen else 0.0
 
     @property
     def agreement(self) -> float:
@@ -97,10 +108,18 @@ def read_health(value: Any, path: str | Path) -> Health:
 class Answerer:
     """Answers the images of one stream, one after another. Threads may share it; they wait for one another."""
 
-    def __init__(self, method: str, setup: Setup, engine: str = "auto", health: Health | None = None) -> None:
-        self.method_name, self.setup = method, setup
-        self.engine = resolve_engine(engine, method, setup.vision, setup.preset.condensation)
+    def __init__(
+        self,
+        method: str,
+        setup: Setup,
+        engine: str = "auto",
+        health: Health | None = None,
+        unknown: UnknownRule = "off",
+    ) -> None:
+        self.method_name, self.setup, self.gate = method, setup, UnknownGate(unknown)
+        self.engine = resolve_engine(engine, method, setup.vision, setup.preset.condensation, self.gate.on)
         self.method: Method = build(self.engine, method, setup)
+        self.gate.check(self.method, method, self.engine)
         self._health = health or Health()
         self.tracks = Tracks()
         self._ahead: _Ahead | None = None
@@ -146,15 +165,21 @@ class Answerer:
 
     def _frame(self, track: str | None, answer: Callable[[], Outcome], plain: Callable[[], Tensor]) -> Answered:
         """Answer an image, which may be a frame of a track; only the first frame changes the state."""
+        self.gate.admit(self.method, self.setup.logit_scale)
         if track is None:
-            return self._read(answer(), plain)
+            return self._counted(self._read(answer(), plain))
         again = track in self.tracks
         before = self.method.state() if again else {}
         outcome = answer()
         if again:
             self.method.restore(before)
         answered = self._read(outcome, plain, again)
-        return self.tracks.fused(track, answered, self._health.temperature)
+        fused = self.tracks.fused(track, answered, self._health.temperature)
+        return self._counted(self.gate.fused(fused) if again else fused)
+
+    def _counted(self, answered: Answered) -> Answered:
+        self._health.unknown += answered.unknown
+        return answered
 
     def stream(self, inputs: Iterable[Tensor | ImageError]) -> Iterator[Answered | Failure]:
         """Answers in the order of the inputs; an error among them, or an image without an answer, keeps its place.
@@ -203,6 +228,8 @@ class Answerer:
             mean = self.method.stream_mean() if isinstance(self.method, FollowsStream) else None
             if mean is not None:
                 health.strength, health.domain_changes = float(mean.strength), int(mean.domain_changes)
+            if math.isfinite(self.gate.threshold):
+                health.unknown_threshold = self.gate.threshold
             return health
 
     def state(self) -> tuple[dict[str, Tensor], Health]:
@@ -229,6 +256,7 @@ class Answerer:
             self._ahead = None
             self.method.reset()
             self.tracks = Tracks()
+            self.gate.forget()
             self._health = Health()
 
     def change_classes(self, setup: Setup, change: ClassChange) -> None:
@@ -247,6 +275,7 @@ class Answerer:
             method = build(self.engine, self.method_name, setup)
             method.restore(follow(self.method.state(), method.state(), change))
             self.method, self.setup = method, setup
+            self.gate.follow(change)
             self.tracks = Tracks()  # their sums are over the classes of before
 
     def fork(self) -> Answerer:
@@ -254,7 +283,7 @@ class Answerer:
         with self.turns:
             other = Answerer(self.method_name, self.setup, self.engine)
             other.restore(*self.state())
-            other.tracks = self.tracks.copy()
+            other.tracks, other.gate = self.tracks.copy(), self.gate.copy()
         return other
 
     def _answers(self, group: list[Tensor | ImageError]) -> Iterator[Answered | Failure]:
@@ -309,6 +338,7 @@ class Answerer:
             raise
         # Further frames of an object are no further draws, so the temperature does not follow them.
         answered = judged(answered, health.temperature, None if again else health.seen - health.frames)
+        answered = self.gate.judged(answered, outcome, remember=not again)
         answered = replace(answered, stored=answered.stored and not again)
         health.temperature = answered.temperature
         health.seen += 1

@@ -109,12 +109,16 @@ class Multi:
         self.states = self._empty.map(lambda t: t.repeat(streams, *[1] * t.ndim))
         self._turn: Turn | None = None
 
-    def predict(self, pixels: Tensor, streams: Sequence[int] | None = None) -> list[Outcome]:
+    def predict(
+        self, pixels: Tensor, streams: Sequence[int] | None = None, floors: Tensor | None = None
+    ) -> list[Outcome]:
         """Answer the next image of each stream named, or of all S in their order; the others wait.
 
         Args:
             pixels: Preprocessed images, `[B, 3, H, W]`.
             streams: The stream of each image, all different; None means all S streams.
+            floors: The least likeness of what each stream stores, `[B]`, see `lessmore.core.unknown`; None stores
+                whatever may be.
 
         Returns:
             One answer per image.
@@ -126,28 +130,28 @@ class Multi:
         if len(set(turn)) != len(turn) or len(turn) != len(pixels):
             raise ConfigError(f"got {len(pixels)} images for streams {list(turn)}; give one image for each stream")
         if list(turn) == list(range(self.streams)):
-            return split(self._everyone(pixels), len(pixels))
+            return split(self._everyone(pixels, floors), len(pixels))
         rows = torch.tensor(turn, device=self._empty.reservoir.ids.device)
         part = self.states.map(lambda t: t[rows])
-        answers = split(self._step(pixels, part), len(pixels))
+        answers = split(self._step(pixels, part, floors), len(pixels))
         for whole, new in zip(self.states.tensors(), part.tensors(), strict=True):
             whole[rows] = new
         return answers
 
-    def _everyone(self, pixels: Tensor) -> Outcome:
-        """A turn of all streams; on CUDA replayed from one graph."""
-        if not pixels.is_cuda or self.setup.preset.condensation.rule == "sampling":
-            return self._step(pixels, self.states)
+    def _everyone(self, pixels: Tensor, floors: Tensor | None) -> Outcome:
+        """A turn of all streams; on CUDA replayed from one graph, unless images may be kept out."""
+        if floors is not None or not pixels.is_cuda or self.setup.preset.condensation.rule == "sampling":
+            return self._step(pixels, self.states, floors)
         if self._turn is None:
             self._turn = Turn(self._step, pixels, self.states)
         return self._turn(pixels)
 
-    def _step(self, pixels: Tensor, state: StreamState) -> Outcome:
+    def _step(self, pixels: Tensor, state: StreamState, floors: Tensor | None = None) -> Outcome:
         """One image for each of the streams given, whose states change in place."""
         adaptation = self.setup.preset.adaptation
         encoded = self.rest(self.prefix(pixels), anchors_of(state.reservoir, adaptation.ready))
         sample = Sample(encoded.tokens, encoded.feature, logits_of(encoded, self.setup))
-        settled, _ = settle(sample, state, adaptation, self._operations)
+        settled, _ = settle(sample, state, adaptation, self._operations, floors)
         stored = settled.delta.placement.slot >= 0
         return outcome(sample.logits, settled.debiased, settled.corrected, stored, encoded.steps, self.setup)
 

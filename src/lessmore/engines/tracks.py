@@ -43,6 +43,8 @@ class FrameSums:
     frames: int
     sums: Tensor
     """Of adapted log-probabilities, evidence, and zero-shot log-probabilities, `[3, C]` float64."""
+    unlike: float | None = None
+    """Of their scores of being unknown; None where these are not asked for."""
 
 
 class Tracks:
@@ -77,25 +79,27 @@ class Tracks:
             return answered
         frame = (answered.raw_scores, answered.evidence, answered.zero_shot)
         logs = [row.double() if row is answered.evidence else row.double().clamp_min(_LEAST).log() for row in frame]
-        before = self._known.get(name) or FrameSums(0, torch.zeros(3, len(logs[0]), dtype=torch.float64))
-        self.put(name, before.frames + 1, before.sums + torch.stack(logs))
+        before = self._known.get(name) or FrameSums(0, torch.zeros(3, len(logs[0]), dtype=torch.float64), 0.0)
+        score = answered.unknown_score
+        unlike = None if score is None or before.unlike is None else before.unlike + score
+        self.put(name, before.frames + 1, before.sums + torch.stack(logs), unlike)
         track = self._known[name]
         return answered if track.frames == 1 else _answer_of(track, answered, temperature)
 
-    def newest(self) -> tuple[str, int, Tensor]:
-        """Name, frames and sums `[3, C]` of the track that was seen last; there must be one."""
-        name, track = next(reversed(self._known.items()))
-        return name, track.frames, track.sums
+    def newest(self) -> tuple[str, FrameSums]:
+        """The name of the track that was seen last, and what is remembered of it; there must be one."""
+        return next(reversed(self._known.items()))
 
-    def put(self, name: str, frames: int, sums: Tensor) -> None:
+    def put(self, name: str, frames: int, sums: Tensor, unlike: float | None) -> None:
         """Take over what `newest` told of a track.
 
         Args:
             name: The track.
             frames: Its frames so far.
             sums: Their sums, `[3, C]` float64.
+            unlike: The sum of their scores of being unknown; None without.
         """
-        self._known[name] = FrameSums(frames, sums)
+        self._known[name] = FrameSums(frames, sums, unlike)
         self._known.move_to_end(name)
         if len(self._known) > MOST:
             self._known.popitem(last=False)
@@ -105,14 +109,17 @@ class Tracks:
         if not self._known:
             return {}, []
         sums = torch.stack([track.sums for track in self._known.values()])
-        return {TENSOR: sums}, [[name, track.frames] for name, track in self._known.items()]
+        return {TENSOR: sums}, [
+            [name, track.frames] if track.unlike is None else [name, track.frames, track.unlike]
+            for name, track in self._known.items()
+        ]
 
     def restored(self, tensors: Mapping[str, Tensor], facts: Any) -> bool:
         """Take over what `saved` gave.
 
         Args:
             tensors: Those of the file; others among them are left alone.
-            facts: Names and numbers of frames.
+            facts: Names, numbers of frames and sums of scores.
 
         Returns:
             False if they do not belong together; nothing has changed then.
@@ -120,11 +127,12 @@ class Tracks:
         sums = tensors.get(TENSOR, torch.empty(0))
         if not isinstance(facts, list) or len(facts) != len(sums) or not all(_is_track(fact) for fact in facts):
             return False
-        frames = torch.tensor([n for _, n in facts], dtype=torch.float64)
+        frames = torch.tensor([n for _, n, *_ in facts], dtype=torch.float64)
         if not bool(sums.isfinite().all()) or (facts and not _possible(sums.cpu(), frames)):
             return False
         self._known = OrderedDict(
-            (name, FrameSums(n, row.cpu().clone())) for (name, n), row in zip(facts, sums, strict=True)
+            (name, FrameSums(n, row.cpu().clone(), *unlike))
+            for (name, n, *unlike), row in zip(facts, sums, strict=True)
         )
         return len(self._known) == len(facts)
 
@@ -155,6 +163,7 @@ def _answer_of(track: FrameSums, last: Answered, temperature: float) -> Answered
         evidence=evidence.float(),
         confidence=confidence_in(int(raw.argmax()), evidence, temperature),
         frames=track.frames,
+        unknown_score=last.unknown_score if track.unlike is None else track.unlike / track.frames,
     )
 
 
@@ -166,10 +175,8 @@ def _possible(sums: Tensor, frames: Tensor) -> bool:
 
 
 def _is_track(fact: Any) -> bool:
-    return (
-        isinstance(fact, list)
-        and len(fact) == 2
-        and isinstance(fact[0], str)
-        and type(fact[1]) is int
-        and 0 < fact[1] < LARGEST
-    )
+    if not isinstance(fact, list) or len(fact) not in (2, 3):
+        return False
+    name, frames, *unlike = fact
+    counted = isinstance(name, str) and type(frames) is int and 0 < frames < LARGEST
+    return counted and all(isinstance(one, float) and abs(one) <= LARGEST for one in unlike)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lessmore.config import Preset
-from lessmore.core.algorithm import algorithm
+from lessmore.core.algorithm import UNKNOWN, algorithm
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
@@ -61,12 +61,14 @@ class Job:
             "adaptation": asdict(self.settings.adaptation),
             "stream": self.stream.fingerprint(),
             "seed": self.spec.seed,
+            **({} if self.spec.unknown == "off" else {"unknown": [self.spec.unknown, UNKNOWN]}),
         }
 
     @cached_property
     def engine(self) -> str:
         """The engine that answers, never `auto`."""
-        return resolve_engine(self.spec.engine, self.spec.method, self.vlm.vision, self.settings.condensation)
+        asked = self.spec.unknown != "off"
+        return resolve_engine(self.spec.engine, self.spec.method, self.vlm.vision, self.settings.condensation, asked)
 
     @cached_property
     def sight(self) -> dict[str, Any]:

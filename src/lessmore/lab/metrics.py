@@ -37,6 +37,7 @@ def metrics(rows: Sequence[MetricRow]) -> dict[str, Any]:
         "ece": calibration_error([row["probability"] for row in answered], right) if n else None,
         "zero_shot_ece": calibration_error([row["zero_shot_probability"] for row in answered], plain) if n else None,
         **confidences(answered, right, plain),
+        **_unknown(answered),
         "changed": sum(row["changed"] for row in answered),
         "refused": sum(row["refused"] for row in answered),
         "set_aside": refused_streak(answered)[0],
@@ -154,6 +155,17 @@ def confidences(rows: Sequence[MetricRow], right: Hits, plain: Hits) -> dict[str
         "auroc": separation(ours, right),
         "zero_shot_auroc": separation(theirs, plain),
     }
+
+
+def _unknown(rows: Sequence[MetricRow]) -> dict[str, Any]:
+    """How many images were called unknown, where that was asked for."""
+    told = [row["unknown"] for row in rows if "unknown" in row]
+    return {"unknown": sum(told), "unknown_rate": float(np.mean(told))} if told else {}
+
+
+def unknown_note(found: MetricRow) -> str:
+    """What a run's metrics say of unknown images; empty where nobody asked."""
+    return f"{found['unknown']:,} called unknown ({100 * found['unknown_rate']:.1f} %)" if "unknown" in found else ""
 
 
 def separation(score: Array, positive: Hits) -> float | None:

@@ -120,6 +120,11 @@ _ANSWER: dict[str, Any] = {
     "refused": _flag,
     "tokens": _amount,
 }
+_UNKNOWN: dict[str, Any] = {
+    "unknown": _flag,
+    "unknown_score": _maybe(lambda value: type(value) is float and math.isfinite(value)),
+}
+"""Of runs with `unknown`."""
 _TIMING: dict[str, Any] = {"i": _count, "encoded": _flag}
 _CLASSES = ("label", "prediction", "unadapted", "zero_shot")
 
@@ -150,6 +155,7 @@ def check_samples(rows: Sequence[SampleRow], where: object, classes: int) -> Non
     """
     for i, row in enumerate(rows):
         form = {**_ABOUT, "error": _text} if "error" in row else {**_ABOUT, **_ANSWER}
+        form = form | _UNKNOWN if "unknown" in row else form
         problem = _misfit(row, form) or _contradiction(row, i, classes)
         if problem:
             raise StateError(f"{where} makes no sense: {problem} (line {i + 1}); {REMEDY}")

@@ -34,7 +34,7 @@ class Sampler:
     def __init__(self, job: Job, cache: bool | str | Path) -> None:
         self.job = job
         self._setup = job.setup(cache)
-        self._answerer = Answerer(job.spec.method, self._setup, job.engine)
+        self._answerer = Answerer(job.spec.method, self._setup, job.engine, unknown=job.spec.unknown)
         self._vision = encoding_tower(job.engine, self._setup)
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
         condensation = canonical_condensation(job.settings.condensation)
@@ -62,6 +62,8 @@ class Sampler:
         health = Health(refused_in_a_row=refused_streak(rows)[1])  # as far as answers depend on it
         for row in (row for row in rows if "error" not in row):
             health.seen, health.temperature = health.seen + 1, row["temperature"]
+            if row.get("unknown_score") is not None:
+                self._answerer.gate.see(row["unknown_score"])
         self._answerer.restore(state, health)
 
     def cached(self, i: int) -> bool:
@@ -106,6 +108,8 @@ class Sampler:
         seconds = (encoded - begun) + (self._clock() - compared)
         timing = {"ms": _round(1e3 * seconds), "encoded": fresh, "zero_shot_ms": _round(1e3 * (compared - encoded))}
         answer["temperature"] = self._answerer.temperature  # unrounded: a resumed run goes on from it
+        if self._answerer.gate.on:
+            answer |= {"unknown": answered.unknown, "unknown_score": answered.unknown_score}  # unrounded, too
         return answer, timing
 
     def _zero_shot(self, name: str, pixels: Callable[[], Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from lessmore.data.corrupt import EXTRA, MAIN
 from lessmore.data.orders import plan_stream
 from lessmore.data.registry import expand_names
 from lessmore.engines import check_engine
+from lessmore.engines.unknown_gate import UnknownRule, checked_rule
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import split_options
 from lessmore.methods.resolve import resolve
@@ -52,6 +53,8 @@ class RunSpec:
     corruption: str | None = None
     seed: int = 0
     limit: int | float | None = None
+    unknown: UnknownRule = "off"
+    """Whether unknown images are told from others, as in `lessmore.adapt`: off, auto, or a threshold."""
     engine: str = "auto"
     """One of `lessmore.list_engines()` that answers one image at a time; auto takes the fastest for the device."""
     device: str = "auto"
@@ -64,6 +67,7 @@ class RunSpec:
         found = resolve(self.method, self.preset, self.R, self.reducer, self.options)
         object.__setattr__(self, "reducer", found.reducer)
         check_engine(self.engine)
+        object.__setattr__(self, "unknown", checked_rule(self.unknown))
         if self.engine == "chunk":
             raise ConfigError("engine 'chunk' answers in batches, a run image by image; take auto or another engine")
         if self.precision not in PRECISIONS:

@@ -143,6 +143,14 @@ class FromEncoded(Protocol):
 
 
 @runtime_checkable
+class KeepsOut(Protocol):
+    """A method that can keep images out of its memory for being unlike all classes; see `lessmore.core.unknown`."""
+
+    floor: float | None
+    """The least likeness of the images that it stores from now on; None keeps none out."""
+
+
+@runtime_checkable
 class FromViews(Protocol):
     """A method that looks at several views of one image: its `predict` takes [V, 3, S, S], the plain one first."""
 

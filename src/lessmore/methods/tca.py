@@ -49,7 +49,9 @@ def look(setup: Setup, pixels: Tensor, state: StreamState) -> Encoded:
     return encode(setup.vision, pixels, setup.preset.condensation, anchors)
 
 
-def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Operations) -> tuple[Answer, StreamState]:
+def decide(
+    setup: Setup, encoded: Encoded, state: StreamState, operations: Operations, floor: float | None = None
+) -> tuple[Answer, StreamState]:
     """Answer an encoded image, and the state after it.
 
     Args:
@@ -57,10 +59,11 @@ def decide(setup: Setup, encoded: Encoded, state: StreamState, operations: Opera
         encoded: A batch of one.
         state: The state before the image; changed in place if the operations do so.
         operations: How the parts of a step are carried out.
+        floor: The least likeness of what is stored; None stores whatever may be.
     """
     logits = zero_shot_logits(encoded, setup.text, setup.logit_scale)[0]
     sample = Sample(encoded.tokens[0], encoded.feature[0], logits)
-    settled, state = settle(sample, state, setup.preset.adaptation, operations)
+    settled, state = settle(sample, state, setup.preset.adaptation, operations, floor)
     return Answer(logits, settled.debiased, settled.corrected, settled.delta, encoded.steps), state
 
 
@@ -116,6 +119,7 @@ class TCA:
         depth = setup.vision.shape.blocks.depth
         self.weights = layer_weights(depth, adaptation.beta, adaptation.layer_weights, self.stream.reservoir.keys)
         self.operations = self.make_operations(stream.apply_)
+        self.floor: float | None = None
         self._last: Delta | None = None
 
     def make_operations(self, apply: Callable[[StreamState, Delta], StreamState]) -> Operations:
@@ -128,7 +132,7 @@ class TCA:
 
     def answer(self, encoded: Encoded) -> Outcome:
         """Answer an encoded image and adapt; only where `wants` is not None."""
-        answer, self.stream = decide(self.setup, encoded, self.stream, self.operations)
+        answer, self.stream = decide(self.setup, encoded, self.stream, self.operations, self.floor)
         self._last = answer.delta
         return Outcome(
             logits=answer.logits,

@@ -51,6 +51,8 @@ def answer_body(stream: str, seq: int, prediction: Prediction, domains: tuple[in
         "changed": prediction.changed,
         "refused": prediction.refused,
         "entropy": prediction.entropy,
+        "unknown": prediction.unknown,
+        "unknown_score": prediction.unknown_score,
         "domain_changes": domains[1],
         "domain_changed": domains[1] > domains[0],
         "track": asked.track,

@@ -133,8 +133,8 @@ class Resident:
             "track": None,
         }
         if answer is not None and answer["track"] in self.tracks and not answer["refused"]:
-            name, frames, sums = self.tracks.newest()
-            facts["track"], tensors = [name, frames], {**tensors, TENSOR: sums}
+            name, track = self.tracks.newest()
+            facts["track"], tensors = [name, track.frames, track.unlike], {**tensors, TENSOR: track.sums}
         head = b"" if self._begun else pack_record({"schema": SCHEMA, "identity": self.identity()}, {})
         self._begun = True
         return head + pack_record(facts, tensors)
@@ -165,6 +165,7 @@ class Resident:
         sums, tracks = self.tracks.saved()
         place = {**asdict(self.place), "keys": list(self.place.keys.items())}
         facts = {"health": asdict(health), "place": place, "config": self.config, "tracks": tracks}
+        facts["unknown"] = self.adapter.answerer.gate.saved()
         write_state(path, tensors | sums, self.adapter.identity(), facts)
 
     def load(self) -> None:
@@ -203,11 +204,14 @@ class Resident:
         place = facts["place"]
         if not place["seq"] == (place["last"] or {"seq": 0})["seq"] <= place["number"]:
             raise StateError(f"{path} does not say where the stream stands; reset the stream")
+        gate = self.adapter.answerer.gate.restored(facts.get("unknown"))
         if not tracks.restored(tensors, facts.get("tracks")):
             raise StateError(f"{path} makes no sense: its tracks do not fit together; reset the stream")
+        if gate is None:
+            raise StateError(f"{path} makes no sense: its scores of unknown images are none; reset the stream")
         tensors.pop(TENSOR, None)
         self.adapter.answerer.restore(tensors, health)
-        self.adapter.answerer.tracks = tracks
+        self.adapter.answerer.tracks, self.adapter.answerer.gate = tracks, gate
         self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
 
     def _redo(self, record: Record) -> None:
@@ -218,31 +222,34 @@ class Resident:
                 f"the journal of stream {self.stream} lacks change {self.place.number + 1}; "
                 "put back a copy of the store, or reset the stream"
             )
-        aside = answerer.counts().set_aside
+        before = answerer.counts()
         try:
             counts, tensors = read_health(facts["health"], "the journal"), dict(record.tensors)
             if facts["track"] is not None:
-                name, frames = facts["track"]
-                self._redo_track(name, frames, tensors.pop(TENSOR))
+                name, frames, unlike = facts["track"]
+                self._redo_track(name, frames, tensors.pop(TENSOR), unlike)
             self._apply({name: tensor.to(self.adapter.vlm.device) for name, tensor in tensors.items()})
-            if counts.set_aside > aside:
+            if counts.set_aside > before.set_aside:
                 self.method.reset()
                 answerer.tracks = Tracks()
             answerer.restore(self.method.state(), counts)
             self.place.number += 1
             if facts["answer"] is not None:
                 self.place.remember(facts["key"], facts["answer"])
+                score = facts["answer"].get("unknown_score")
+                if score is not None and counts.frames == before.frames:
+                    answerer.gate.see(score)
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
             raise StateError(
                 f"the journal of stream {self.stream} makes no sense at change {facts['number']} ({error}); "
                 "put back a copy of the store, or reset the stream"
             ) from error
 
-    def _redo_track(self, name: str, frames: int, sums: Tensor) -> None:
+    def _redo_track(self, name: str, frames: int, sums: Tensor, unlike: float | None) -> None:
         form = Form(torch.float64, (3, len(self.adapter.classes)))
         if not form.fits(sums) or not bool(sums.isfinite().all()):
             raise ValueError("the sums of a track are none")
-        self.tracks.put(name, frames, sums)
+        self.tracks.put(name, frames, sums, unlike)
 
     def _apply(self, tensors: Mapping[str, Tensor]) -> None:
         if isinstance(self.method, Replayable):

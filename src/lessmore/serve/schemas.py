@@ -38,6 +38,7 @@ class NewStream(_Body):
     preset: Annotated[str, Field(max_length=100)] = "default"
     R: Annotated[float, Field(gt=0, le=1)] | None = None
     method: Annotated[str, Field(max_length=100)] = "tca"
+    unknown: Literal["off", "auto"] | float = "off"
 
 
 class ClassListChange(_Body):
@@ -113,6 +114,9 @@ class ImageAnswer(BaseModel):
     changed: bool
     refused: bool
     entropy: float
+    unknown: bool = False
+    unknown_score: float | None = None
+    """How unlike all classes the image is; none where the stream does not ask."""
     domain_changes: int
     """Changes of domain that the stream has noticed."""
     domain_changed: bool

@@ -6,7 +6,7 @@ Checksums find damage. They do not stop whoever can write a file, so types and r
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,7 @@ class StoredConfig(_Stored):
     preset: str
     R: float | None
     method: str
+    unknown: Literal["off", "auto"] | float = "off"
 
 
 class StoredScore(ClassScore):
@@ -80,8 +81,8 @@ class StoredChange(_Stored):
     answer: StoredAnswer | None
     key: str | None
     health: dict[str, Any]
-    track: tuple[ClassName, Annotated[int, Field(ge=1, le=10**12)]] | None
-    """The track of which the image is a frame, and its frames so far."""
+    track: tuple[ClassName, Annotated[int, Field(ge=1, le=10**12)], float | None] | None
+    """The track of which the image is a frame, its frames so far, and the sum of their scores of being unknown."""
 
 
 Kind = TypeVar("Kind", bound=BaseModel)

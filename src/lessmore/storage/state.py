@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -28,6 +29,8 @@ Problem = Callable[[Mapping[str, Tensor]], str | None]
 """Why tensors of the right form cannot be a state; None if they can."""
 
 Counts = TypeVar("Counts")
+LATER = MappingProxyType({"later": True})
+"""Metadata of a field of counts that files written before it do not have."""
 
 
 class Form(NamedTuple):
@@ -145,6 +148,9 @@ def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
         StateError: They are not such counts.
     """
     usual = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        later = {field.name: field.default for field in fields(kind) if field.metadata == LATER}  # type: ignore[arg-type]
+        value = later | value
     if not isinstance(value, dict) or {name: type(one) for name, one in value.items()} != usual:
         raise StateError(f"{path} makes no sense: its counts are not those of this version; {REMEDY}")
     if not all(0 <= one < math.inf for one in value.values()):

@@ -7,6 +7,7 @@ came. Other methods have no reservoir of images; their pictures show the model b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
@@ -188,7 +189,7 @@ class _Replay:
             if row["i"] in wanted:
                 tokens |= self._tokens(row["i"])
             if self.method is not None:
-                differ += self._answer(row["i"]) != row["prediction"]
+                differ += self._answer(row) != row["prediction"]
             self.tick()
         self.encoder.shards.flush()
         pictures = {i: jpeg_uri(as_seen(self.job.stream.image(i), self.job.vlm), PICTURE) for i in chosen}
@@ -211,9 +212,10 @@ class _Replay:
         maps = (_letters(*stage) for stage in zip(trace.fate[0].tolist(), cluster_colours(trace), strict=True))
         return {i: Tokens(trace.blocks, tuple(maps), tuple(trace.left[0].tolist()))}
 
-    def _answer(self, i: int) -> int:
+    def _answer(self, row: SampleRow) -> int:
         """Let the method answer once more, so that its reservoir develops as it did in the run."""
         assert isinstance(self.method, TCA)
+        i, self.method.floor = row["i"], math.inf if row.get("unknown") else None
         if self.method.wants is None:
             return int(self.method.predict(self._pixels(i)).scores.argmax())
         entry, _ = self.encoder(self.job.stream.id(i), lambda: self._pixels(i))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import lessmore
 from lessmore.lab.labels import preset_label, preset_note
-from lessmore.lab.metrics import trouble
+from lessmore.lab.metrics import trouble, unknown_note
 from lessmore.lab.report import charts, detail
 from lessmore.lab.report.album import Album, AlbumEntry
 from lessmore.lab.report.browser import names_of, page_data
@@ -137,11 +137,12 @@ def _facts(run: Finished) -> dict[str, str]:
     spec, data, found, made = (run.summary[name] for name in ("spec", "dataset", "metrics", "provenance"))
     machine = made["hardware"]["gpu"] or made["hardware"]["cpu"]
     failed = f"; {trouble(found)}" if trouble(found) else ""
+    called = f"; {unknown_note(found)}" if unknown_note(found) else ""
     options = ", ".join(f"{name} = {value}" for name, value in spec["options"].items())
     return {
         "Data": f"{data['name']}, {data['classes']:,} classes; {data['note'] or 'all images'}",
         "Stream": f"{spec['order']}, seed {spec['seed']}, corruption {spec['corruption'] or 'none'}",
-        "Images": f"{found['n']:,} answered{failed}",
+        "Images": f"{found['n']:,} answered{failed}{called}",
         "Model": f"{spec['model'].rstrip('/').rpartition('/')[2]}, {made['dtype']}",
         "Method": f"{spec['method']} with reducer {spec['reducer']}, R = {spec['R']:g}",
         "Preset": f"{spec['preset']}: {preset_label(spec['preset'])}" + (f"; {options}" if options else ""),
