@@ -23,11 +23,13 @@ test-services: $(VENV)/.dev ## the tests that start a service on this machine: R
 	  || echo "test-services: no PostgreSQL, and apt-get cannot install it here; its tests are skipped"
 	$(BIN)/python -m pytest -m 'services and not soak' tests/fault tests/serve
 
-browser: ## Chromium for the page tests; only this and .ci/run install it
+browser: ## Chromium and axe-core for the page tests; only this and .ci/run install them
 	@command -v chromium || command -v chromium-browser || test -n "$$CHROMIUM" \
 	  || { $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends chromium; } \
 	  || { echo "make browser: apt-get cannot install chromium here; install it yourself and set CHROMIUM to its path"; \
 	       exit 1; }
+	@test -f node_modules/axe-core/axe.min.js || npm install --silent --no-save --no-package-lock axe-core@4.14.1 \
+	  || echo "make browser: npm cannot install axe-core here; the test of the live page with it is skipped"
 
 lint: $(VENV)/.dev ## style, types, which room may import which, licences
 	$(BIN)/ruff check .

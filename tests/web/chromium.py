@@ -96,10 +96,14 @@ class Page:
 
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Show a file, and wait until all of it is there."""
+        self.visit(path.as_uri(), width, height, dark)
+
+    def visit(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Show an address, and wait until all of it is there."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.scheme(dark)
-        self.ask("Page.navigate", url=path.as_uri())
-        self.wait(f"location.href.startsWith({json.dumps(path.as_uri())}) && document.readyState === 'complete'")
+        self.ask("Page.navigate", url=address)
+        self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
 
     def scheme(self, dark: bool) -> None:
         """What the reader's system prefers."""
@@ -135,8 +139,9 @@ class Page:
     def press(self, key: str, times: int = 1) -> None:
         """A real key, to whatever has the focus."""
         facts = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        letter = {"type": "keyDown", "text": "\r"} if key == "Enter" else {"type": "rawKeyDown"}
         for _ in range(times):
-            self.ask("Input.dispatchKeyEvent", type="rawKeyDown", **facts)
+            self.ask("Input.dispatchKeyEvent", **letter, **facts)
             self.ask("Input.dispatchKeyEvent", type="keyUp", **facts)
 
     def type(self, text: str) -> None:

@@ -166,6 +166,21 @@ def world_sample(n: int, seed: int, combos: list[Combination] | Tensor | None = 
     return Scene(index, table[index], halves[:, 0] * 2**16 + halves[:, 1], dice)
 
 
+def passing(spot: Scene, guest: Scene, progress: float) -> Scene:
+    """One object on its way past a spot.
+
+    Args:
+        spot: A scene of one image; its ground, clutter and light stay.
+        guest: A scene of two images: the object of the first, on its way from its own place to that of the second.
+        progress: How far it has come, 0 to 1.
+    """
+    dice = spot.dice.clone()
+    _columns(dice, "surface").copy_(_columns(guest.dice[:1], "surface"))
+    there = _columns(guest.dice, "pose")
+    _columns(dice, "pose").copy_(torch.lerp(there[:1], there[1:], progress))
+    return Scene(guest.index[:1], guest.labels[:1], spot.seed, dice)
+
+
 def _columns(dice: Tensor, name: str) -> Tensor:
     """The columns [B, k] that belong to one part of the picture."""
     start = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
+from lessmore.assets import camera, world
 from lessmore.cli.common import OK, check_writable, new_parser, say, writing
 from lessmore.errors import ConfigError
 from lessmore.lab import demo
@@ -23,6 +26,7 @@ EXAMPLES = """examples:
   lessmore demo
   lessmore demo --images 100 --output quick.html
   lessmore demo --model tiny-siglip --json numbers.json --quiet
+  lessmore demo --live
 
 Images are generated and classified on this machine; nothing is downloaded. Bad results are printed like good ones.
 """
@@ -38,16 +42,39 @@ def parser() -> ArgumentParser:
     args.add_argument("--output", type=str, default="lessmore-demo.html", help="the page to write")
     args.add_argument("--json", type=str | None, default=None, help="also write all numbers to this file")
     args.add_argument("--quiet", action="store_true", help="no progress, only the table")
+    args.add_argument("--live", action="store_true", help="watch a rendered camera in the browser instead")
+    args.add_argument("--port", type=int, default=0, help="port of --live; 0 takes a free one")
+    args.add_argument("--no-browser", action="store_true", help="with --live, only print the address")
     return args
 
 
 def run(args: Namespace) -> int:
-    """Run the streams, print the table, write the page."""
+    """Run the streams, print the table, write the page; or serve the live page."""
+    if args.live:
+        return _live(args)
     page, numbers = Path(args.output), None if args.json is None else Path(args.json)
     _check(args, page, numbers)
     torch.set_num_threads(1)
     with writing(page, numbers):
         return _run(args, page, numbers)
+
+
+def _live(args: Namespace) -> int:
+    """Serve the live page until told to stop; nothing is kept."""
+    try:
+        from lessmore.serve.run import serve
+        from lessmore.serve.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"lessmore demo --live needs {error.name}; pip install 'lessmore[serve]'") from error
+    classes = world.world_class_names(camera.camera_classes())
+    settings = ServerSettings(model=args.model, port=args.port, durability="none", thumbnails=True, log="quiet")
+    return serve(settings, classes, lambda address: _show(f"{address}/#try", args.no_browser))
+
+
+def _show(address: str, only_print: bool) -> None:
+    print(f"the live page is on {address} until you press Ctrl-C", flush=True)
+    if not only_print:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def _run(args: Namespace, page: Path, numbers: Path | None) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from html import escape
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 import lessmore
@@ -20,6 +19,7 @@ from lessmore.serve.errors import RequestError, UnavailableError, status_of
 from lessmore.serve.guard import AccessLog, BodyError, BodyGuard, error_response, in_protocol
 from lessmore.serve.hub import hub_routes
 from lessmore.serve.inference import inference_routes
+from lessmore.serve.page.routes import page_routes
 from lessmore.serve.schemas import Alive, ErrorBody
 from lessmore.serve.service import Service
 from lessmore.serve.v1 import stream_routes
@@ -52,22 +52,6 @@ async def metrics(service: Serving, _: Reader) -> Response:
     return Response(await service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@_server_routes.get("/", include_in_schema=False)
-async def status_page(service: Serving) -> HTMLResponse:
-    """What the server is doing; it names no stream, for everybody may see it."""
-    facts = {
-        "model": service.vlm.name,
-        "version": lessmore.__version__,
-        "streams in memory": len(service.streams.resident),
-        "images waiting": service.scheduler.waiting,
-    }
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
-    return HTMLResponse(
-        "<!doctype html><html lang=en><meta charset=utf-8><title>lessmore</title>"
-        f"<h1>lessmore</h1><dl>{rows}</dl><p><a href=/docs>Addresses</a>"
-    )
-
-
 def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
     """The application of one server.
 
@@ -93,7 +77,7 @@ def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
     )
     _add_errors(app, service)
     app.state.service, app.state.keys = service, list(keys)
-    for routes in (stream_routes, hub_routes, inference_routes, _server_routes):
+    for routes in (stream_routes, hub_routes, inference_routes, _server_routes, page_routes):
         app.include_router(routes)
     app.add_middleware(BodyGuard, settings=service.settings, metrics=service.metrics)
     app.add_middleware(AccessLog, metrics=service.metrics)

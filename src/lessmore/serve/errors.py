@@ -47,6 +47,12 @@ class UnknownModelError(ServeError):
     status, type = 404, "unknown_model"
 
 
+class NoPageFileError(ServeError):
+    """The live page has no such file."""
+
+    status, type = 404, "not_found"
+
+
 class SlowBodyError(ServeError):
     """The client stopped in the middle of its body."""
 

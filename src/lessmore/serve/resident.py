@@ -25,6 +25,7 @@ from lessmore.methods import FollowsStream, Method, Replayable
 from lessmore.methods.saved import forms_of, problem_of
 from lessmore.serve.answer import Answer
 from lessmore.serve.journal import Record, pack_record, read_records
+from lessmore.serve.page.glance import Glance
 from lessmore.serve.store import StateStore
 from lessmore.serve.stored import StoredChange, StoredPlace, check_stored
 from lessmore.storage.sealed import read_facts
@@ -77,6 +78,8 @@ class Resident:
         """Records in the journal that no snapshot holds; without a journal, images that none does."""
         self.domains = 0
         """Changes of domain noticed so far."""
+        self.glance = Glance()
+        """What the live page shows of it."""
         self._store, self._durable = store, durable
         self._before: dict[str, Tensor] = {}
         self._begun = False

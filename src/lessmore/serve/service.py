@@ -31,6 +31,7 @@ from lessmore.serve.errors import RequestError, StreamExistsError, UnavailableEr
 from lessmore.serve.events import Events
 from lessmore.serve.explain import tokens_picture
 from lessmore.serve.metrics import Metrics
+from lessmore.serve.page.glance import NOTHING
 from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.resident import Resident
 from lessmore.serve.scheduler import Scheduler, Ticket
@@ -142,6 +143,15 @@ class Service:
             }
 
         return {**self.summary(row), **await self._computed(look)}
+
+    async def glance(self, row: StreamRow) -> dict[str, Any]:
+        """What the live page shows of a stream beside its answers; one that is not in memory is not brought there."""
+
+        def look() -> dict[str, Any]:
+            resident = self.streams.resident.get(row.id)
+            return NOTHING if resident is None else resident.glance.body(resident.adapter)
+
+        return await self._computed(look)
 
     def summary(self, row: StreamRow) -> dict[str, Any]:
         """A stream, as the list has it."""

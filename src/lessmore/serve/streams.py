@@ -104,7 +104,9 @@ class Streams:
             config: Arguments of `lessmore.adapt`.
             adapter: One of its own, made with them.
         """
-        return Resident(stream, config, adapter, self.store, self.settings.durability == "journal")
+        resident = Resident(stream, config, adapter, self.store, self.settings.durability == "journal")
+        resident.glance.keep = self.settings.thumbnails
+        return resident
 
     def answer(self, looks: Sequence[Look]) -> list[Answer | LessmoreError]:
         """Answer one image of each of several streams; what was learned is written down before this returns."""
@@ -153,6 +155,8 @@ class Streams:
         answer = answer_body(
             resident.stream, resident.place.seq + 1, prediction, (before, resident.domains), look.asked
         )
+        if isinstance(look.pixels, Tensor):
+            resident.glance.take(resident.adapter, answered, look.pixels, answer["seq"])
         self.metrics.images.inc()
         self.metrics.changed.inc(answered.changed)
         self.metrics.refused.inc(answered.refused)

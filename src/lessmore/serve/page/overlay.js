@@ -1,0 +1,35 @@
+// A picture on a canvas, and what became of its patches.
+
+// Okabe and Ito's colours first, told apart by colour-blind readers too; then five of Tol's.
+const PALETTE = [
+  "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#f0e442", "#d55e00", "#56b4e9", "#882255", "#999933", "#44aa99",
+  "#332288", "#dddddd",
+];
+const PRUNED = 2; // this and above: the patch is gone
+const TINT = 0.6;
+
+// The square that the tower sees: the middle of the picture, or all of it pressed into a square.
+export function paint(canvas, picture, square) {
+  const context = canvas.getContext("2d");
+  const { width, height } = picture;
+  const side = Math.min(width, height);
+  const [x, y, w, h] = square === "squash" ? [0, 0, width, height] : [(width - side) / 2, (height - side) / 2, side, side];
+  context.imageSmoothingEnabled = side > canvas.width / 2;
+  context.globalAlpha = 1;
+  context.drawImage(picture, x, y, w, h, 0, 0, canvas.width, canvas.height);
+}
+
+export function overlay(canvas, tokens, block) {
+  const context = canvas.getContext("2d");
+  const fates = tokens.fate[block], colours = tokens.colour[block];
+  const grid = Math.round(Math.sqrt(fates.length)), cell = canvas.width / grid;
+  fates.forEach((fate, patch) => {
+    if (fate < PRUNED && colours[patch] < 0) return;
+    context.globalAlpha = fate < PRUNED ? TINT : 1;
+    context.fillStyle = fate < PRUNED ? PALETTE[colours[patch] % PALETTE.length] : "#000";
+    const [left, top] = [(patch % grid) * cell, Math.floor(patch / grid) * cell];
+    const [right, bottom] = [left + cell, top + cell].map(Math.round);
+    context.fillRect(Math.round(left), Math.round(top), right - Math.round(left), bottom - Math.round(top));
+  });
+  context.globalAlpha = 1;
+}
