@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from lessmore.models.load import load
     from lessmore.models.shapes import list_models
     from lessmore.models.vlm import VLM
+    from lessmore.pipelines import pipeline
     from lessmore.prediction import Prediction
+    from lessmore.streams import Streams
 
 try:
     __version__ = version("lessmore")
@@ -26,6 +28,7 @@ __all__ = [
     "Adapter",
     "Health",
     "Prediction",
+    "Streams",
     "adapt",
     "list_engines",
     "list_methods",
@@ -33,6 +36,7 @@ __all__ = [
     "list_presets",
     "list_reducers",
     "load",
+    "pipeline",
 ]
 
 # Imported on first use: torch takes a second and half a gigabyte, which `lessmore --help` need not pay.
@@ -41,6 +45,7 @@ _HOMES = {
     "Adapter": "adapter",
     "Health": "engines.answers",
     "Prediction": "prediction",
+    "Streams": "streams",
     "adapt": "adapter",
     "list_engines": "engines",
     "list_methods": "methods",
@@ -48,6 +53,7 @@ _HOMES = {
     "list_presets": "config",
     "list_reducers": "core.condense.registry",
     "load": "models.load",
+    "pipeline": "pipelines",
 }
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from lessmore.config import Preset, PresetName
 from lessmore.core.class_list import ClassChange
 from lessmore.core.condense.registry import ReducerName
-from lessmore.core.condense.source import source_map
 from lessmore.data.find import each_image
 from lessmore.engines import EngineName, check_engine
 from lessmore.engines.answered import Answered, Failure
@@ -27,7 +26,7 @@ from lessmore.methods.resolve import resolve
 from lessmore.models.class_list import ClassList, ClassNames, class_list
 from lessmore.models.load import load
 from lessmore.models.to_pixels import Image, Images, to_pixels, to_views
-from lessmore.prediction import Prediction, entropy_of
+from lessmore.prediction import Prediction, prediction_of
 from lessmore.prompts import Templates, template_texts
 
 
@@ -150,7 +149,7 @@ class Adapter:
             ImageError: The image cannot be read.
             NonFiniteError: The model itself answers with NaN or infinity.
         """
-        pixels = self._try_pixels(image, bgr)
+        pixels = self.try_pixels(image, bgr)
         if isinstance(pixels, ImageError):
             self._answerer.refuse()
             raise pixels
@@ -184,7 +183,7 @@ class Adapter:
         """
         if on_error not in ("raise", "yield"):
             raise ConfigError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
-        return self._predictions(map(self._try_pixels, each_image(images), repeat(bgr)), on_error == "raise", trace)
+        return self._predictions(map(self.try_pixels, each_image(images), repeat(bgr)), on_error == "raise", trace)
 
     def _predictions(
         self, pixels: Iterable[Tensor | ImageError], stop: bool, trace: bool
@@ -274,7 +273,7 @@ class Adapter:
         return self._answerer
 
     def pixels(self, image: Image, bgr: bool = False) -> Tensor:
-        """What the method looks at, as `answerer.predict` takes it; the stream stays as it is.
+        """What the method looks at, `[1, 3, H, W]` or views `[V, 3, H, W]`; the stream stays as it is.
 
         Args:
             image: As `__call__` takes it.
@@ -283,18 +282,20 @@ class Adapter:
         Raises:
             ImageError: The image cannot be read.
         """
-        pixels = self._try_pixels(image, bgr)
-        if isinstance(pixels, ImageError):
-            raise pixels
-        return pixels
+        method = self._answerer.method
+        if isinstance(method, FromViews):
+            return to_views(image, self.vlm, method.views, self._seed, bgr)
+        return to_pixels(image, self.vlm, bgr)
 
-    def _try_pixels(self, image: Image, bgr: bool = False) -> Tensor | ImageError:
-        """What the method looks at: `[1, 3, H, W]`, or `[V, 3, H, W]` where it wants views; or why it cannot."""
+    def try_pixels(self, image: Image, bgr: bool = False) -> Tensor | ImageError:
+        """The same, or why it cannot be had.
+
+        Args:
+            image: As `__call__` takes it.
+            bgr: As for `__call__`.
+        """
         try:
-            method = self._answerer.method
-            if isinstance(method, FromViews):
-                return to_views(image, self.vlm, method.views, self._seed, bgr)
-            return to_pixels(image, self.vlm, bgr)
+            return self.pixels(image, bgr)
         except ImageError as error:
             return error
 
@@ -305,21 +306,7 @@ class Adapter:
             answered: The answer.
             trace: Whether to say where every patch went.
         """
-        return Prediction(
-            label=answered.setup.classes[answered.index],
-            index=answered.index,
-            scores=answered.scores,
-            raw_scores=answered.raw_scores,
-            zero_shot_scores=answered.zero_shot,
-            entropy=entropy_of(answered.zero_shot),
-            refused=answered.refused,
-            frames=answered.frames,
-            unknown=answered.unknown,
-            unknown_score=answered.unknown_score,
-            trace=source_map(answered.steps) if trace and answered.steps else None,
-            classes=answered.setup.classes,
-            groups=answered.setup.groups,
-        )
+        return prediction_of(answered, trace)
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must share with this adapter, in values that JSON keeps as they are."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lessmore.core.condense.source import SourceMap
+from lessmore.core.condense.source import SourceMap, source_map
+from lessmore.engines.answered import Answered
 
 _BAR = "display:inline-block;height:.8em;border-radius:2px;background:#4477aa;width:{:.1f}em"
 _MARK = "display:inline-block;height:.8em;border-left:2px solid #cc6677;margin-left:{:.1f}em"
@@ -149,3 +150,27 @@ class Prediction:
 def entropy_of(scores: Tensor) -> float:
     """Entropy of probabilities `[C]`, in nats."""
     return float(torch.special.entr(scores).sum())
+
+
+def prediction_of(answered: Answered, trace: bool = False) -> Prediction:
+    """An answer as people get it.
+
+    Args:
+        answered: The answer.
+        trace: Whether to say where every patch went.
+    """
+    return Prediction(
+        label=answered.setup.classes[answered.index],
+        index=answered.index,
+        scores=answered.scores,
+        raw_scores=answered.raw_scores,
+        zero_shot_scores=answered.zero_shot,
+        entropy=entropy_of(answered.zero_shot),
+        refused=answered.refused,
+        frames=answered.frames,
+        unknown=answered.unknown,
+        unknown_score=answered.unknown_score,
+        trace=source_map(answered.steps) if trace and answered.steps else None,
+        classes=answered.setup.classes,
+        groups=answered.setup.groups,
+    )

@@ -16,7 +16,7 @@ from lessmore.serve.errors import DamagedStreamError
 from lessmore.serve.journal import pack_record, read_records
 from lessmore.serve.objectstore import ObjectStore
 from lessmore.serve.registry import StreamRow
-from lessmore.serve.streams import Look, Streams
+from lessmore.serve.streams import Look, ServedStreams
 from lessmore.storage import sealed
 from lessmore.storage.state import SCHEMA
 from tests.serve.server import fresh_adapter, pictures
@@ -38,7 +38,7 @@ def streams(tmp_path: Path) -> Any:
     closed(found)
 
 
-def refused(streams: Streams, says: str) -> None:
+def refused(streams: ServedStreams, says: str) -> None:
     """The bad stream is refused by name; the good one, in the same batch, is answered."""
     streams.resident.clear()
     pixels = fresh_adapter(classes=NAMES).pixels(pictures(12)[7])
@@ -57,7 +57,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("says", PLACES)
-def test_a_snapshot_that_says_nonsense(says: str, streams: Streams, tmp_path: Path) -> None:
+def test_a_snapshot_that_says_nonsense(says: str, streams: ServedStreams, tmp_path: Path) -> None:
     path = tmp_path / "store" / "streams" / "bad" / "snapshot.safetensors"
     tensors, facts = sealed.read_tensors(path, SCHEMA, 1 << 30, "")
     PLACES[says](facts["facts"]["place"])
@@ -65,7 +65,7 @@ def test_a_snapshot_that_says_nonsense(says: str, streams: Streams, tmp_path: Pa
     refused(streams, says)
 
 
-def test_a_snapshot_with_a_temperature_that_no_stream_reaches(streams: Streams, tmp_path: Path) -> None:
+def test_a_snapshot_with_a_temperature_that_no_stream_reaches(streams: ServedStreams, tmp_path: Path) -> None:
     path = tmp_path / "store" / "streams" / "bad" / "snapshot.safetensors"
     tensors, facts = sealed.read_tensors(path, SCHEMA, 1 << 30, "")
     facts["facts"]["health"]["temperature"] = 1e9
@@ -83,7 +83,7 @@ RECORDS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("says", RECORDS)
-def test_a_record_that_says_nonsense(says: str, streams: Streams, tmp_path: Path) -> None:
+def test_a_record_that_says_nonsense(says: str, streams: ServedStreams, tmp_path: Path) -> None:
     path = tmp_path / "store" / "streams" / "bad" / "journal"
     records = read_records(path.read_bytes(), "it")[0]
     facts, delta = dict(records[-1].facts), dict(records[-1].tensors)
@@ -94,7 +94,7 @@ def test_a_record_that_says_nonsense(says: str, streams: Streams, tmp_path: Path
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"classes": ["a"]}', "[" * 100_000])
-def test_a_row_that_is_damaged(config: str, streams: Streams, tmp_path: Path) -> None:
+def test_a_row_that_is_damaged(config: str, streams: ServedStreams, tmp_path: Path) -> None:
     streams.store.delete("bad")
     with streams.registry._engine.begin() as connection:
         connection.exec_driver_sql("update lessmore_streams set config = ? where id = 'bad'", (config,))

@@ -21,7 +21,7 @@ from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore
-from lessmore.serve.streams import Look, Streams
+from lessmore.serve.streams import Look, ServedStreams
 from tests.serve.server import CLASSES, contents, fresh_adapter, pictures, renewed, saved_state, tiny
 
 EXAMPLES = 300 if os.environ.get("LESSMORE_SOAK") else 6
@@ -32,13 +32,13 @@ KINDS = [*["image"] * 5, *["frame"] * 3, "broken", "reset", "relist", "kill", "k
 STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 400))
 
 
-def opened(folder: Path, **more: Any) -> Streams:
+def opened(folder: Path, **more: Any) -> ServedStreams:
     chosen = ServerSettings(**{"max_batch": 1, "max_resident": 2, "snapshot_every": 4, **more})
     registry = StreamRegistry(f"sqlite:///{folder}/registry.db", fsync=False)
-    return Streams(tiny(), chosen, registry, FolderStore(folder / "store", fsync=False), Metrics())
+    return ServedStreams(tiny(), chosen, registry, FolderStore(folder / "store", fsync=False), Metrics())
 
 
-def closed(streams: Streams) -> None:
+def closed(streams: ServedStreams) -> None:
     """What a kill leaves: files, and nothing of what was in memory."""
     streams.registry.close()
     streams.store.close()
@@ -82,7 +82,7 @@ def test_any_schedule(steps: list[tuple[str, int, int]], snapshot_every: int) ->
         closed(streams)
 
 
-def send(streams: Streams, stream: str, adapter: Adapter, which: int, track: str | None = None) -> None:
+def send(streams: ServedStreams, stream: str, adapter: Adapter, which: int, track: str | None = None) -> None:
     image = pictures(12)[which % 12]
     (told,) = streams.answer([Look(stream, adapter.pixels(image), Asked(top=len(NAMES), track=track))])
     assert not isinstance(told, LessmoreError), told
@@ -91,22 +91,22 @@ def send(streams: Streams, stream: str, adapter: Adapter, which: int, track: str
     assert theirs == dict(zip(adapter.classes, own.scores.tolist(), strict=True))
 
 
-def frame(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
+def frame(streams: ServedStreams, stream: str, adapter: Adapter, which: int) -> None:
     send(streams, stream, adapter, which, track=f"object {which % 3}")
 
 
-def refuse(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
+def refuse(streams: ServedStreams, stream: str, adapter: Adapter, which: int) -> None:
     (told,) = streams.answer([Look(stream, ImageError("broken; mend it"))])
     assert isinstance(told, ImageError)
     adapter.answerer.refuse()
 
 
-def forget(streams: Streams, stream: str, adapter: Adapter, which: int) -> None:
+def forget(streams: ServedStreams, stream: str, adapter: Adapter, which: int) -> None:
     streams.forget(stream)
     adapter.reset()
 
 
-def relist(streams: Streams, stream: str, adapter: Adapter, which: int) -> Adapter:
+def relist(streams: ServedStreams, stream: str, adapter: Adapter, which: int) -> Adapter:
     """One class goes to the end of the list, its memory lost, if the method can follow that."""
     name = adapter.classes[which % len(adapter.classes)]
     try:
@@ -121,7 +121,7 @@ def relist(streams: Streams, stream: str, adapter: Adapter, which: int) -> Adapt
         return renewed(adapter, Path(folder), templates=["a {}."])
 
 
-ACTIONS: dict[str, Callable[[Streams, str, Adapter, int], None]] = {
+ACTIONS: dict[str, Callable[[ServedStreams, str, Adapter, int], None]] = {
     "image": send,
     "frame": frame,
     "broken": refuse,
@@ -130,7 +130,7 @@ ACTIONS: dict[str, Callable[[Streams, str, Adapter, int], None]] = {
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Streams:
+def begun(tmp_path: Path) -> ServedStreams:
     streams = opened(tmp_path, snapshot_every=1000)
     streams.registry.add(StreamRow("s0", "", None, CONFIG))
     adapter = fresh_adapter(classes=NAMES, templates=["a {}."])
@@ -140,7 +140,7 @@ def begun(tmp_path: Path) -> Streams:
     return streams
 
 
-def test_a_damaged_middle_is_reported_and_a_reset_mends_it(begun: Streams, tmp_path: Path) -> None:
+def test_a_damaged_middle_is_reported_and_a_reset_mends_it(begun: ServedStreams, tmp_path: Path) -> None:
     path = tmp_path / "store" / "streams" / "s0" / "journal"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -155,7 +155,7 @@ def test_a_damaged_middle_is_reported_and_a_reset_mends_it(begun: Streams, tmp_p
     closed(streams)
 
 
-def test_a_missing_record_is_reported(begun: Streams, tmp_path: Path) -> None:
+def test_a_missing_record_is_reported(begun: ServedStreams, tmp_path: Path) -> None:
     path = tmp_path / "store" / "streams" / "s0" / "journal"
     records = read_records(path.read_bytes(), "it")[0]
     kept = [pack_record(one.facts, one.tensors) for one in records if one.facts.get("number") != 3]
@@ -166,7 +166,7 @@ def test_a_missing_record_is_reported(begun: Streams, tmp_path: Path) -> None:
     closed(streams)
 
 
-def test_a_journal_of_other_settings_is_refused(begun: Streams, tmp_path: Path) -> None:
+def test_a_journal_of_other_settings_is_refused(begun: ServedStreams, tmp_path: Path) -> None:
     streams = opened(tmp_path)
     streams.registry.configure("s0", {**CONFIG, "classes": NAMES[:5]})
     with pytest.raises(DamagedStreamError, match="another model, class list"):
@@ -174,7 +174,7 @@ def test_a_journal_of_other_settings_is_refused(begun: Streams, tmp_path: Path) 
     closed(streams)
 
 
-def test_a_store_that_fails_takes_the_image_back(begun: Streams, tmp_path: Path) -> None:
+def test_a_store_that_fails_takes_the_image_back(begun: ServedStreams, tmp_path: Path) -> None:
     streams = opened(tmp_path)
     adapter = fresh_adapter(classes=NAMES, templates=["a {}."])
     for image in pictures(12)[:6]:

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 from tqdm import tqdm
 
-from lessmore.cli.common import OK, new_parser
+from lessmore.cli.common import OK, add_device, new_parser
 from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu, list_engines
@@ -65,7 +65,7 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("model", type=str, help=f"{', '.join(SHAPES)}, or whatever lessmore.load takes")
     args.add_argument("--classes", type=int, default=100, help="number of classes")
-    args.add_argument("--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    add_device(args)
     args.add_argument("--dtype", type=str | None, default=None, help="default: float16 on CUDA, float32 on CPUs")
     args.add_argument("--seconds", type=float, default=120.0, help="time to measure for")
     args.add_argument("--json", action="store_true", help="print JSON")
@@ -74,6 +74,8 @@ def parser() -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Measure and print."""
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
     _check(args)
     vision, random = tower(args.model)
     dtype = DTYPES[args.dtype or ("float16" if args.device == "cuda" else "float32")]

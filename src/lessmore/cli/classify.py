@@ -19,6 +19,7 @@ from lessmore.cli.common import (
     SOME_FAILED,
     Stop,
     add_budget,
+    add_dtype,
     add_engine,
     add_method,
     add_model,
@@ -64,6 +65,7 @@ def parser() -> ArgumentParser:
     add_options(args)
     add_engine(args)
     add_unknown(args)
+    add_dtype(args)
     args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
     args.add_argument(
         "--track",

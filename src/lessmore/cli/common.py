@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
-_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device", "unknown")
+_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device", "unknown", "dtype")
 _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
 """Arguments of `adapt` that are not settings."""
 
@@ -110,6 +110,12 @@ def add_device(args: ArgumentParser) -> None:
     args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
 
 
+def add_dtype(args: ArgumentParser) -> None:
+    """Option --dtype."""
+    text = "type of the weights: float32, bfloat16 or float16; default: float32 for models by name"
+    args.add_argument("--dtype", type=str | None, default=None, help=text)
+
+
 def add_model(args: ArgumentParser) -> None:
     """Options --model, --classes and --templates."""
     model = "an embedded model (see lessmore ls models), a hub id, a folder, or open_clip:NAME/TAG"
@@ -124,7 +130,8 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
     """The adapter that the options of this module ask for.
 
     Args:
-        args: Parsed arguments, with at least those of `add_model`, `add_budget`, `add_options` and `add_device`.
+        args: Parsed arguments, with at least those of `add_model`, `add_budget`, `add_options`, `add_device` and
+            `add_dtype`.
         **more: Further arguments of `adapt`.
 
     Raises:
@@ -139,8 +146,8 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
     clash = next((name for name in args.options if name in _FLAGS + _OBJECTS), None)
     if clash is not None:
         raise ConfigError(f"--options cannot set {clash}; use --{clash} where the command has it")
-    device = choose_device(args.device)
-    return adapt(args.model, read_classes(args.classes), device=device, **own, **more, **args.options)
+    place = {"device": choose_device(args.device), "dtype": args.dtype}
+    return adapt(args.model, read_classes(args.classes), **place, **own, **more, **args.options)
 
 
 def read_classes(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from lessmore.cli.common import (
     OK,
     add_budget,
     add_device,
+    add_dtype,
     add_model,
     add_options,
     check_writable,
@@ -35,6 +36,7 @@ def parser() -> ArgumentParser:
     add_budget(args)
     add_options(args)
     add_device(args)
+    add_dtype(args)
     args.add_argument("-o", "--output", type=str, required=True, help="step.pt2 or step.onnx")
     return args
 

@@ -86,7 +86,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
     args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
     args.add_argument("--templates", type=str | None, default=None, help="default: the data set's")
-    args.add_argument("--precision", type=str, default="float32", help=", ".join(PRECISIONS))
+    args.add_argument("--precision", "--dtype", type=str, default="float32", help=", ".join(PRECISIONS))
     add_engine(args)
     args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
     args.add_argument("--ray", type=str | None, default=None, help="in place of --jobs: auto, local, or a Ray address")

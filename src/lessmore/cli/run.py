@@ -69,7 +69,8 @@ def parser() -> ArgumentParser:
     args.add_argument("--config", action=ConfigFile, help="a YAML file of these options; flags override it")
     for name, (kind, text) in _lists().items():
         usual = _USUAL.get(name)
-        args.add_argument(f"--{name}", type=kind, nargs="+", help=f"{text}; default: {usual}" if usual else text)
+        also = ["--dtype"] if name == "precision" else []
+        args.add_argument(f"--{name}", *also, type=kind, nargs="+", help=f"{text}; default: {usual}" if usual else text)
     args.add_argument("--options", type=dict[str, Any], default={}, help="fields of preset or method: --options.lam 2")
     args.add_argument("--root", type=str | None, default=None, help="the folder that holds the data sets")
     args.add_argument(

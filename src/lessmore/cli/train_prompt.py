@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, Stop, check_writable, new_parser, say, writing
+from lessmore.cli.common import INTERRUPTED, OK, Stop, add_device, add_dtype, check_writable, new_parser, say, writing
 from lessmore.data import coop
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import is_direct, open_dataset, spec_of
@@ -47,7 +47,8 @@ def parser() -> ArgumentParser:
     args.add_argument("--words", type=str, default=Training.words, help="words the context is initialised with")
     args.add_argument("--crops", type=bool, default=True, help="false = whole images, encoded once: much faster")
     args.add_argument("--seed", type=int, default=0, help="seed of the images chosen, their order and their crops")
-    args.add_argument("--device", type=str, default="auto", help="cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    add_device(args)
+    add_dtype(args)
     args.add_argument("--overwrite", action="store_true", help="start again, even if the context is finished")
     args.add_argument("--quiet", action="store_true", help="no progress")
     return args
@@ -59,7 +60,9 @@ def run(args: Namespace) -> int:
     check_writable(output, (".safetensors",))
     training = Training(**{field.name: args[field.name] for field in fields(Training)})
     dataset = training_set(args.dataset, None if args.root is None else Path(args.root))
-    vlm = open_model(RunSpec(model=args.model, dataset=args.dataset, device=args.device))
+    vlm = open_model(
+        RunSpec(model=args.model, dataset=args.dataset, device=args.device, precision=args.dtype or "float32")
+    )
     with Stop() as stop, writing(output):
         done = train_prompt(
             vlm, dataset, output, training, overwrite=args.overwrite, quiet=args.quiet, stop=lambda: stop.asked

@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lessmore.cli.common import (
     OK,
     add_budget,
+    add_dtype,
     add_engine,
     add_method,
     add_model,
@@ -41,6 +42,7 @@ def parser() -> ArgumentParser:
     add_budget(args)
     add_options(args)
     add_engine(args)
+    add_dtype(args)
     args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
     args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
     return args

@@ -52,6 +52,12 @@ def each_image(source: Any) -> Iterable[Any]:
     return source
 
 
+def stands_for_several(name: str) -> bool:
+    """Whether a path or `file:` URL is that of a folder, or a pattern and no file of that name."""
+    path = local_path(name)
+    return os.path.isdir(path) or (glob.has_magic(path) and not os.path.lexists(path))
+
+
 def one_file(name: str) -> str:
     """The file of one image: a pattern or folder may stand for it. A name that stands for nothing is left as it is.
 
@@ -61,9 +67,9 @@ def one_file(name: str) -> str:
     Raises:
         ImageError: It stands for several images.
     """
+    if not stands_for_several(name):
+        return local_path(name)
     name = local_path(name)
-    if not os.path.isdir(name) and (os.path.lexists(name) or not glob.has_magic(name)):
-        return name
     try:
         found = find_images([name])
     except ConfigError:

@@ -85,7 +85,7 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         stack.callback(store.close)
         registry = StreamRegistry(settings.db or f"sqlite:///{Path(place).absolute()}/registry.db", settings.fsync)
         stack.callback(registry.close)
-        vlm = load(settings.model).to(device)
+        vlm = load(settings.model, device=device, dtype=settings.dtype)
         service = Service(vlm, classes, settings, registry, store)
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")

@@ -37,7 +37,7 @@ from lessmore.serve.resident import Resident
 from lessmore.serve.scheduler import Scheduler, Ticket
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
-from lessmore.serve.streams import Look, Streams, check_classes
+from lessmore.serve.streams import Look, ServedStreams, check_classes
 
 T = TypeVar("T")
 _ROWS = 4096
@@ -54,7 +54,7 @@ class Service:
         self.vlm, self.settings, self.registry = vlm, settings, registry
         self.classes = list(classes)
         self.metrics, self.events = Metrics(), Events()
-        self.streams = Streams(vlm, settings, registry, store, self.metrics)
+        self.streams = ServedStreams(vlm, settings, registry, store, self.metrics)
         self.stopping = False
         self._rows: OrderedDict[str, StreamRow] = OrderedDict()
         self._compute = ThreadPoolExecutor(1, "compute", limit_threads)
@@ -163,7 +163,7 @@ class Service:
         await self._changed(row, lambda: self.streams.forget(row.id))
 
     async def relist(self, row: StreamRow, rename: Mapping[str, str], remove: Sequence[str], add: ClassNames) -> None:
-        """Change a stream's class list, after the images that wait; see `Streams.relist`."""
+        """Change a stream's class list, after the images that wait; see `ServedStreams.relist`."""
         await self._changed(row, lambda: self.streams.relist(row.id, rename, remove, add))
         self._rows.pop(row.id, None)
 

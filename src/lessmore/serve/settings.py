@@ -46,6 +46,7 @@ class ServerSettings:
     engine: Annotated[str, "cpu or eager; auto takes the fastest for the device"] = "auto"
     device: Annotated[str, "cpu, cuda, cuda:1; auto takes a GPU if there is one"] = "auto"
     thumbnails: Annotated[bool, "keep small pictures of newest and stored images in memory, for the live page"] = False
+    dtype: Annotated[str, "type of the weights: float32, bfloat16 or float16"] = "float32"
     log: Annotated[Literal["json", "quiet"], "json: a line per request on stderr; quiet: warnings alone"] = "json"
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class Look:
     """Where the prediction is put if it is to be explained."""
 
 
-class Streams:
+class ServedStreams:
     """Only one thread may use it, the one that computes."""
 
     def __init__(
