@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lessmore.core.condense.registry import list_reducers
     from lessmore.engines import list_engines
     from lessmore.engines.answers import Health
+    from lessmore.lab.results import results
     from lessmore.methods import list_methods
     from lessmore.models.load import load
     from lessmore.models.shapes import list_models
@@ -37,6 +38,7 @@ __all__ = [
     "list_reducers",
     "load",
     "pipeline",
+    "results",
 ]
 
 # Imported on first use: torch takes a second and half a gigabyte, which `lessmore --help` need not pay.
@@ -54,6 +56,7 @@ _HOMES = {
     "list_reducers": "core.condense.registry",
     "load": "models.load",
     "pipeline": "pipelines",
+    "results": "lab.results",
 }
 
 

@@ -39,6 +39,7 @@ COMMANDS = (
     "ls",
     "build",
     "report",
+    "compare",
     "reproduce",
     "serve",
 )

@@ -11,6 +11,7 @@ from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser, say
 from lessmore.errors import ConfigError, StateError
 from lessmore.lab.report.album import Album, Library, replay_run
 from lessmore.lab.report.html import render_report
+from lessmore.lab.report.run_tables import write_run_tables
 from lessmore.lab.report.runs import Finished, find_runs
 from lessmore.paper.figures.plots import save_run_plots
 from lessmore.storage.files import replacing
@@ -19,12 +20,12 @@ EXAMPLES = """examples:
   lessmore report runs -o report.html
   lessmore report runs/*eurosat* --pictures 200 -o eurosat.html
   lessmore report runs-from-elsewhere --no-pictures -o report.html
-  lessmore report runs --plots plots -o report.html
+  lessmore report runs --plots plots --tables tables -o report.html
   lessmore report runs --root /where/the/data/are/now -o report.html
 
-The page is one self-contained file; --plots also writes its curves as PNG and SVG. To show pictures, the model and the
-data of each run are opened again and TCA's stream is replayed: quickly from cached encodings, otherwise as slowly as
-the run itself. The page says what could not be opened. Names that runs bring along are not looked up on the network
+The page is one self-contained file; --plots also writes its curves as PNG and SVG, and --tables its tables as CSV. To
+show pictures, the model and the data of each run are opened again and TCA's stream is replayed: quickly from cached
+encodings, otherwise as slowly as the run itself. The page says what could not be opened. Names that runs bring along are not looked up on the network
 unless --network allows it. Unfinished runs are left out and listed, and the command then ends with exit code 3.
 """
 
@@ -40,6 +41,9 @@ def parser() -> ArgumentParser:
     args.add_argument("--cache", type=str | None, default=None, help="where the runs kept their encodings")
     args.add_argument("--network", action="store_true", help="look for models and data sets on the network, too")
     args.add_argument("--plots", type=str | None, default=None, help="also write PNG and SVG plots into this directory")
+    args.add_argument(
+        "--tables", type=str | None, default=None, help="also write CSV tables of each run below this directory"
+    )
     args.add_argument("--quiet", action="store_true", help="no progress, only the result")
     return args
 
@@ -65,6 +69,9 @@ def _run(args: Namespace, output: Path) -> int:
         say(f"lessmore report: left out {name}", error=True)
     if args.plots is not None:
         save_run_plots([finished.folder for finished in runs], Path(args.plots))
+    if args.tables is not None:
+        for finished in runs:
+            write_run_tables(finished, Path(args.tables) / finished.folder.name)
     pictures = sum(len(album.uris) for album in albums)
     say(f"{output}: {len(runs)} runs, {pictures} pictures, {output.stat().st_size / 1e6:.1f} MB")
     return SOME_FAILED if left_out else OK

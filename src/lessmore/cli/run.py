@@ -19,6 +19,7 @@ from lessmore.data.registry import open_dataset
 from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError
 from lessmore.lab.job import open_model
+from lessmore.lab.loggers import TensorBoardLogger
 from lessmore.lab.metrics import trouble, unknown_note
 from lessmore.lab.runner import run_one
 from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, check_packages, grid_runs
@@ -84,6 +85,8 @@ def parser() -> ArgumentParser:
     args.add_argument("--overwrite", action="store_true", help="start every run again, even finished ones")
     args.add_argument("--cache", type=str | None, default=None, help="directory of the encodings that runs share")
     args.add_argument("--no-cache", action="store_true", help="encode every image, without reading or writing a cache")
+    args.add_argument("--tensorboard", type=str | None, default=None, help="also write curves for TensorBoard here")
+    args.add_argument("--json", action="store_true", help="print each summary as a line of JSON")
     args.add_argument("--quiet", action="store_true", help="no progress, only the results")
     return args
 
@@ -118,7 +121,10 @@ def run(args: Namespace) -> int:
                 print("lessmore run: interrupted; run the same command to go on", file=sys.stderr)
                 return INTERRUPTED
             failed += bool(trouble(summary["metrics"]))
-            say(f"{number}/{len(specs)} {line(summary)}")
+            if args.json:
+                print(json.dumps(summary, ensure_ascii=False), flush=True)
+            else:
+                say(f"{number}/{len(specs)} {line(summary)}")
     return SOME_FAILED if failed else OK
 
 
@@ -132,6 +138,7 @@ def _check(args: Namespace) -> None:
 def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[RunSummary | None]:
     """Summaries of the runs, one after another; None if one was interrupted. Models and data are opened once."""
     cache: bool | str = False if args.no_cache else args.cache or True
+    logger = None if args.tensorboard is None else TensorBoardLogger(args.tensorboard)
     for _, same_model in groupby(specs, key=lambda spec: (spec.model, spec.precision)):
         vlm = None
         for _, same_data in groupby(same_model, key=lambda spec: spec.dataset):
@@ -148,6 +155,7 @@ def _summaries(specs: list[RunSpec], args: Namespace, stop: Stop) -> Iterator[Ru
                     stop=lambda: stop.asked,
                     vlm=vlm,
                     dataset=dataset,
+                    logger=logger,
                 )
 
 

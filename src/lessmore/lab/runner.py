@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,9 +18,10 @@ from tqdm import tqdm
 from lessmore.data.dataset import Dataset
 from lessmore.errors import StateError
 from lessmore.lab import metrics, provenance
-from lessmore.lab.job import prepare_job
+from lessmore.lab.job import Job, prepare_job
 from lessmore.lab.journal import REMEDY, SampleRow
 from lessmore.lab.loader import Loaded, load_images
+from lessmore.lab.loggers import RunLogger
 from lessmore.lab.sampler import Sampler
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import Store, read_summary
@@ -39,6 +41,7 @@ def run_one(
     stop: Callable[[], bool] = lambda: False,
     vlm: VLM | None = None,
     dataset: Dataset | None = None,
+    logger: RunLogger | None = None,
 ) -> RunSummary | None:
     """Do one run, or what is left of it, in its folder under `output`.
 
@@ -52,6 +55,7 @@ def run_one(
         stop: Asked after every sample; once it is true the run stops, ready to be resumed.
         vlm: The model that `spec` names, if it is open already.
         dataset: The data set that `spec` names, if it is open already.
+        logger: Follows the run while it goes on; a finished run is not told again.
 
     Returns:
         The summary, or None if the run was stopped.
@@ -75,9 +79,13 @@ def run_one(
         begun = store.begin(header(job, environment), anew=not resume, like=forms, problem=problem)
         if begun.cursor:
             sampler.resume(begun.state, store.rows())
-        if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), quiet, stop):
-            return None
-        return store.finish(summarise_run(sampler, store, environment))
+        with _Progress(job, store.rows(), quiet, logger) as progress:
+            if not _stream(sampler, store, begun.cursor, CheckpointPace(checkpoints), progress, stop):
+                return None
+        summary = store.finish(summarise_run(sampler, store, environment))
+        if logger is not None:
+            logger.finish(job.name, summary)
+        return summary
 
 
 class CheckpointPace:
@@ -108,11 +116,11 @@ class CheckpointPace:
 
 
 def _stream(
-    sampler: Sampler, store: Store, cursor: int, pace: CheckpointPace, quiet: bool, stop: Callable[[], bool]
+    sampler: Sampler, store: Store, cursor: int, pace: CheckpointPace, progress: _Progress, stop: Callable[[], bool]
 ) -> bool:
     """Answer the samples from `cursor` on; False if stopped before the end."""
     total, stopped = len(sampler.job.stream), False
-    with closing(_samples(sampler, cursor)) as samples, _Progress(store.rows(), total, quiet) as progress:
+    with closing(_samples(sampler, cursor)) as samples:
         for loaded in samples:
             row, timing = sampler(loaded)
             store.append(row, timing)
@@ -139,11 +147,14 @@ def _samples(sampler: Sampler, cursor: int) -> Generator[Loaded]:
 
 
 class _Progress:
-    """A bar with the running accuracy and gain; invisible without a terminal."""
+    """A bar with the running accuracy and gain, invisible without a terminal; a logger gets the same figures."""
 
-    def __init__(self, before: list[SampleRow], total: int, quiet: bool) -> None:
+    def __init__(self, job: Job, before: list[SampleRow], quiet: bool, logger: RunLogger | None) -> None:
         self._right = self._plain = self._answered = 0
-        self._bar = tqdm(total=total, initial=len(before), unit="image", disable=quiet or None)
+        self._name, self._logger = job.name, logger
+        if logger is not None:
+            logger.begin(job.name, asdict(job.spec))
+        self._bar = tqdm(total=len(job.stream), initial=len(before), unit="image", disable=quiet or None)
         for row in before:
             self._add(row)
 
@@ -159,6 +170,10 @@ class _Progress:
         if self._answered:
             accuracy, gain = self._right / self._answered, (self._right - self._plain) / self._answered
             self._bar.set_postfix_str(f"accuracy {100 * accuracy:.1f}, gain {100 * gain:+.1f}", refresh=False)
+            if self._logger is not None and "error" not in row:
+                figures = {"accuracy": accuracy, "zero_shot_accuracy": accuracy - gain, "gain": gain}
+                figures |= {name: row[name] for name in ("confidence", "entropy")}
+                self._logger.log(self._name, row["i"] + 1, figures)
         self._bar.update()
 
     def _add(self, row: SampleRow) -> None:

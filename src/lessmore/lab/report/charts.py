@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+from numpy.typing import NDArray
+
 WIDTH, HEIGHT = 340, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 24
 _TITLE = 14  # room for the title of the horizontal axis
@@ -185,6 +188,42 @@ def _bar(bar: Bar, top: float, zero: float, unit: float) -> str:
         f'<rect x="{start:.1f}" y="{top + 2:.1f}" width="{length:.1f}" height="{_ROW - 4}" class="{css}"/>'
         f'<text x="{beside:.1f}" y="{y:.1f}" text-anchor="{anchor}">{signed_number(bar.value)}</text></g>'
     )
+
+
+_SIDE, _LABELS = 214, 126
+
+
+def heat_map(counts: NDArray[np.int64], names: Sequence[str], label: str) -> str:
+    """A square of cells, each as dark as its share of its row; those off the diagonal are framed.
+
+    Args:
+        counts: `[n, n]`.
+        names: Of the rows, and of the columns in the same order.
+        label: Describes the drawing to those who cannot see it.
+    """
+    cell, size = _SIDE / len(names), min(11.0, _SIDE / len(names) * 0.8)
+    parts = []
+    for i, name in enumerate(names):
+        short = name if len(name) <= 18 else f"{name[:17]}…"
+        y = (i + 0.5) * cell + size * 0.35
+        parts.append(
+            f'<text x="{_LABELS - 6}" y="{y:.1f}" text-anchor="end" style="font-size:{size:.1f}px" '
+            f'class="name">{escape(short)}</text>'
+        )
+        whole = int(counts[i].sum())
+        for j in np.flatnonzero(counts[i]).tolist():
+            told = (
+                f"{name} taken for {names[j]}: {counts[i, j]} of {whole}" if i != j else f"{name}: {counts[i, j]} right"
+            )
+            css = "right-cell" if i == j else "wrong-cell"
+            parts.append(
+                f'<rect x="{_LABELS + j * cell:.1f}" y="{i * cell:.1f}" width="{cell:.1f}" height="{cell:.1f}" '
+                f'class="{css}" fill-opacity="{max(0.08, counts[i, j] / whole):.2f}">'
+                f"<title>{escape(told)}</title></rect>"
+            )
+    view = f"0 0 {_LABELS + _SIDE} {_SIDE}"
+    frame = f'<rect x="{_LABELS}" y="0" width="{_SIDE}" height="{_SIDE}" class="frame"/>'
+    return f'<svg viewBox="{view}" role="img" aria-label="{escape(label, quote=True)}">{frame}{"".join(parts)}</svg>'
 
 
 def interval_bar(low: float, value: float, high: float, widest: float) -> str:

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lessmore.lab.confusion import confused_pairs, confusion
 from lessmore.lab.journal import SampleRow
 from lessmore.lab.metrics import BINS
-from lessmore.lab.report.charts import Axis, Bar, Plot, bar_chart, round_axis, signed_number
+from lessmore.lab.report.charts import Axis, Bar, Plot, bar_chart, heat_map, round_axis, signed_number
 
 _FIRST = 20  # running accuracies of fewer images say nothing
 _BARS = 15  # a chart has no more
+_CONFUSED = 20  # rows of the confusion matrix
+_PAIRS = 30  # lines of its table
 
 _LAYERS = ("c2", "c0")  # zero-shot's dotted line lies over the adapted one, which it would vanish under
 Curve = NDArray[np.float64]
@@ -109,7 +112,7 @@ def calibration_figure(rows: Sequence[SampleRow], metrics: Any) -> DetailFigure:
     """
     both = {
         "zero-shot": confidence_bins(rows, "zero_shot", "zero_shot_probability"),
-        "adapted": confidence_bins(rows, "prediction", "probability"),
+        "adapted": confidence_bins(rows, "prediction", "confidence"),
     }
     axis = [(v / 100, f"{v}") for v in (0, 25, 50, 75, 100)]
     plot = Plot(Axis(0, 1, axis, "confidence, %"), Axis(0, 1, axis))
@@ -122,7 +125,7 @@ def calibration_figure(rows: Sequence[SampleRow], metrics: Any) -> DetailFigure:
                 f"{name}: {100 * share:.1f} % of the answers, {100 * point[0]:.0f} % sure, {100 * point[1]:.0f} % right"
             )
             plot.dot(point, f"{css} dot", 2 + 8 * share**0.5, told)
-    errors = f"zero-shot {100 * metrics['zero_shot_ece']:.1f}, adapted {100 * metrics['ece']:.1f} points"
+    errors = f"zero-shot {100 * metrics['zero_shot_ece']:.1f}, adapted {100 * metrics['confidence_ece']:.1f} points"
     body = tuple(
         (name, f"{100 * c:.1f}", f"{100 * a:.1f}", f"{100 * s:.1f}")
         for name, bins in both.items()
@@ -130,11 +133,39 @@ def calibration_figure(rows: Sequence[SampleRow], metrics: Any) -> DetailFigure:
     )
     head = ("answers", "confidence, %", "right, %", "share of answers, %")
     caption = (
-        f"Calibration error: {errors}. Below the dashed line answers are surer than right. Large dots: many answers."
+        f"Calibration error: {errors}; raw scores {100 * metrics['ece']:.1f}. Below the dashed line answers are surer "
+        "than right. Large dots: many answers."
     )
     return DetailFigure(
-        "Calibration", plot.svg(f"Accuracy against confidence. Calibration error: {errors}"), caption, head, body
+        "Reliability", plot.svg(f"Accuracy against confidence. Calibration error: {errors}"), caption, head, body
     )
+
+
+def confusion_figure(rows: Sequence[SampleRow], classes: Sequence[str]) -> DetailFigure:
+    """Which class is taken for which, among the classes with the most mistakes.
+
+    Args:
+        rows: Of the run.
+        classes: Their names.
+    """
+    counts = confusion(rows, len(classes))
+    plain = confusion(rows, len(classes), "zero_shot")
+    mistakes = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
+    shown = sorted(np.argsort(-mistakes, kind="stable")[:_CONFUSED].tolist())
+    part = counts[np.ix_(shown, shown)]
+    names = [classes[c] for c in shown]
+    total, wrong = int(counts.sum()), int(counts.sum() - counts.trace())
+    which = f"the {len(shown)} classes with most mistakes" if len(shown) < len(classes) else "all classes"
+    caption = (
+        f"{wrong:,} of {total:,} answers are wrong. Rows are true classes, columns answers, of {which}; the darker, "
+        "the larger the share of the row. Mistakes are framed."
+    )
+    body = tuple(
+        (classes[true], classes[answer], f"{n:,}", f"{plain[true, answer]:,}", f"{100 * n / counts[true].sum():.1f}")
+        for true, answer, n in confused_pairs(counts, _PAIRS)
+    )
+    head = ("true class", "answer", "images", "zero-shot's", "of the class, %")
+    return DetailFigure("Confusions", heat_map(part, names, caption), caption, head, body)
 
 
 class Gain(NamedTuple):

@@ -125,6 +125,7 @@ def _panel(number: int, name: str, run: Finished, album: Album) -> ReportPanel:
             detail.windows_figure(metrics["over_time"]),
             detail.calibration_figure(run.rows, metrics),
             *detail.class_figures(run.rows, names),
+            detail.confusion_figure(run.rows, names),
             *domains,
         ),
         reservoir=_by_class(album, names),

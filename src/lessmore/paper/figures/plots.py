@@ -224,7 +224,7 @@ def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
     for ax, here in placed:
         ax.plot([0, 100], [0, 100], color=style.RULE, linewidth=1)
         for line in here:
-            bins, error = confidence_bins(line.rows, "prediction", "probability"), line.mean("metrics", "ece")
+            bins, error = confidence_bins(line.rows, "prediction", "confidence"), line.mean("metrics", "confidence_ece")
             data.append({"stream": line.stream, "setting": line.label, **asdict(bins), "ece": error})
             ax.plot(
                 100 * bins.confidence, 100 * bins.accuracy, markersize=3, linewidth=1.2, label=line.label, **line.look
@@ -235,7 +235,9 @@ def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
         style.label_axes(ax, style.shorten(here[0].stream, 48), "confidence (%)", "accuracy (%)", "both")
         ax.set_aspect("equal")
         ax.set(xlim=(0, 100), ylim=(0, 100))
-    errors = "; ".join(f"{line.stream}, {line.label}: {100 * line.mean('metrics', 'ece'):.1f}" for line in lines[:8])
+    errors = "; ".join(
+        f"{line.stream}, {line.label}: {100 * line.mean('metrics', 'confidence_ece'):.1f}" for line in lines[:8]
+    )
     caption = (
         f"Answers in {BINS} bins of confidence; below the diagonal they are too sure. Calibration error in points:"
     )
