@@ -25,8 +25,9 @@ EXAMPLES = """examples:
 
 The page is one self-contained file; --plots also writes its curves as PNG and SVG, and --tables its tables as CSV. To
 show pictures, the model and the data of each run are opened again and TCA's stream is replayed: quickly from cached
-encodings, otherwise as slowly as the run itself. The page says what could not be opened. Names that runs bring along are not looked up on the network
-unless --network allows it. Unfinished runs are left out and listed, and the command then ends with exit code 3.
+encodings, otherwise as slowly as the run itself. The page says what could not be opened. Names that runs bring along
+are not looked up on the network unless --network allows it. Unfinished runs are left out and listed, and the command
+then ends with exit code 3.
 """
 
 
