@@ -161,7 +161,7 @@ def object_streams(folder: Path, crafted: bool) -> Trial:
     def trial(dice: random.Random) -> tuple[Callable[[], bool | Outcome], str]:
         changed = dict(files)
         name = dice.choice(["tca", "tda"])
-        path = dice.choice(sorted(path for path in files if f"/{name}/" in path))
+        path = dice.choice(sorted(path for path in files if f"/{name}/" in path and not path.endswith("taken")))
         if not crafted:
             changed[path] = damaged(files[path], dice)
             told = path

@@ -104,7 +104,7 @@ def test_a_row_that_is_damaged(config: str, streams: ServedStreams, tmp_path: Pa
 
 @pytest.mark.parametrize("base", [b"", b"\0\0\0", (2**40).to_bytes(8, "little") + b"x"])
 def test_a_base_that_is_cut(base: bytes) -> None:
-    fsspec.filesystem("memory").pipe_file("/forged/streams/bad/0000000001/base", base)
+    fsspec.filesystem("memory").pipe_file("/forged/streams/bad/0000000001-0123456789ab/base", base)
     store = ObjectStore("memory://forged")
     with pytest.raises(StateError, match="base of stream bad is damaged"):
         store.snapshot("bad")

@@ -95,6 +95,10 @@ class UnavailableError(ServeError):
     status, type = 503, "unavailable"
 
 
+class TakenOverError(UnavailableError):
+    """Another server has the stream now; this one may take it back with the next image."""
+
+
 class DeadlineError(ServeError):
     """The image waited longer than the client allowed; it was not adapted to."""
 

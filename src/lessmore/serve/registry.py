@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Column, Float, MetaData, String, Table, Text, create_engine, delete, event, func, insert, select
 from sqlalchemy import update as update_rows
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from lessmore.errors import ConfigError
-from lessmore.serve.errors import UnavailableError
+from lessmore.serve.errors import StreamExistsError, UnavailableError
 from lessmore.serve.settings import without_password
 from lessmore.storage.sealed import seal_of
 
@@ -52,9 +52,16 @@ class StreamRegistry:
         self._engine = _connected(url, fsync)
 
     def add(self, row: StreamRow) -> None:
-        """Write a new stream down."""
+        """Write a new stream down.
+
+        Raises:
+            StreamExistsError: Its id is taken.
+        """
         with self._reached() as connection:
-            connection.execute(insert(_STREAMS).values(**{**vars(row), "config": _sealed_text(row.id, row.config)}))
+            try:
+                connection.execute(insert(_STREAMS).values(**{**vars(row), "config": _sealed_text(row.id, row.config)}))
+            except IntegrityError as error:  # another server was faster
+                raise StreamExistsError(f"there is a stream {row.id} already", "take another id, or none") from error
 
     def find(self, stream: str) -> StreamRow | None:
         """The stream with an id."""

@@ -6,15 +6,12 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,14 +20,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from lessmore.errors import ConfigError
-from lessmore.models.devices import choose_device
-from lessmore.models.load import load
 from lessmore.serve.app import make_app
 from lessmore.serve.auth import read_keys
-from lessmore.serve.registry import StreamRegistry
+from lessmore.serve.opened import opened_service
 from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
-from lessmore.serve.store import FolderStore, StateStore
 
 _LOG = logging.getLogger("lessmore.serve")
 STOPPED_AT_ONCE = 130
@@ -67,50 +61,14 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         ConfigError: A setting cannot be used.
         ModelError: The model cannot be read.
     """
-    _set_up_logs(settings)
-    if settings.engine not in ("auto", "cpu", "eager"):
-        raise ConfigError(f"engine {settings.engine!r} is not for many streams; take auto, cpu or eager")
+    set_up_logs(settings)
     keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
-    device = choose_device(settings.device)
-    engine = "eager" if settings.engine == "auto" and device.type == "cuda" else settings.engine
-    settings = replace(settings, engine=engine)
-    with ExitStack() as stack:
-        listener = _listen(settings)
-        stack.callback(listener.close)
-        place = settings.store_place()
-        if settings.durability == "none":
-            place = tempfile.mkdtemp(prefix="lessmore-serve-")
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
-        store = open_store(place, settings)
-        stack.callback(store.close)
-        registry = StreamRegistry(settings.db or f"sqlite:///{Path(place).absolute()}/registry.db", settings.fsync)
-        stack.callback(registry.close)
-        vlm = load(settings.model, device=device, dtype=settings.dtype)
-        service = Service(vlm, classes, settings, registry, store)
+    with _listening(settings) as listener, opened_service(settings, classes) as service:
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
         asyncio.run(_Server(make_app(service, keys), service).serve(sockets=[listener]))
     return 0
-
-
-def open_store(place: str, settings: ServerSettings) -> StateStore:
-    """The store at a place.
-
-    Args:
-        place: A folder, or a URL that fsspec knows.
-        settings: All settings.
-
-    Raises:
-        ConfigError: It cannot be used, or another server has it.
-    """
-    if "://" not in place:
-        return FolderStore(Path(place), settings.fsync)
-    if settings.db is None:
-        raise ConfigError("a store behind a URL needs a registry that lasts, too; give --db URL")
-    from lessmore.serve.objectstore import ObjectStore
-
-    return ObjectStore(place)
 
 
 class _Server(uvicorn.Server):
@@ -144,7 +102,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
+@contextmanager
+def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,10 +115,12 @@ def _listen(settings: ServerSettings) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); give another --port, or 0 for any"
         ) from error
-    return listener
+    with listener:
+        yield listener
 
 
-def _set_up_logs(settings: ServerSettings) -> None:
+def set_up_logs(settings: ServerSettings) -> None:
+    """Write what the server says to stderr, as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("lessmore.serve", "uvicorn"):

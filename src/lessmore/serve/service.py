@@ -115,7 +115,8 @@ class Service:
         Raises:
             UnknownStreamError: There is none.
         """
-        row = self._rows.get(stream) or await self._asked(lambda: self.registry.find(stream))
+        known = self._rows.get(stream) if self.streams.store.exclusive else None
+        row = known or await self._asked(lambda: self.registry.find(stream))
         if row is None or caller.owner not in (None, row.owner):
             raise UnknownStreamError(f"there is no stream {stream!r}", "create one with POST /v1/streams")
         self._rows[stream] = row

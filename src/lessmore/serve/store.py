@@ -23,6 +23,12 @@ _READY = "store.lock"
 class StateStore(Protocol):
     """Keeps the journal and the snapshot of every stream. Whatever fails is an `UnavailableError`."""
 
+    exclusive: bool
+    """Whether no other server can use it at the same time."""
+
+    def holds(self, stream: str) -> bool:
+        """Whether what this server has of the stream in memory is how it stands."""
+
     def snapshot(self, stream: str) -> Path | None:
         """A file with the stream's last snapshot; None where there is none."""
 
@@ -63,9 +69,15 @@ class StateStore(Protocol):
 class FolderStore:
     """A store in a folder of this machine, for one server at a time."""
 
+    exclusive = True
+
     def __init__(self, root: Path, fsync: bool) -> None:
         self.root, self._fsync = root, fsync
         self._lock = _locked(root)
+
+    def holds(self, stream: str) -> bool:
+        """Always, for nobody else has the folder."""
+        return True
 
     def snapshot(self, stream: str) -> Path | None:
         """The file itself."""

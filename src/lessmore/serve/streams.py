@@ -76,6 +76,8 @@ class ServedStreams:
             UnknownStreamError: There is none.
             DamagedStreamError: What is stored of it cannot be used.
         """
+        if stream in self.resident and not self.store.holds(stream):  # another server has had it since
+            del self.resident[stream]
         if stream in self.resident:
             self.resident.move_to_end(stream)
             return self.resident[stream]
