@@ -18,6 +18,8 @@ from lessmore.data.find import each_image
 from lessmore.engines import EngineName, check_engine
 from lessmore.engines.answered import Answered, Failure
 from lessmore.engines.answers import Answerer, Health
+from lessmore.engines.calibration import Calibration, calibration_for
+from lessmore.engines.precision import Precision
 from lessmore.engines.stream_file import read_stream, stream_identity, write_stream
 from lessmore.engines.unknown_gate import NOMINAL, UnknownGate, UnknownRule, checked_rule, known_threshold
 from lessmore.errors import ConfigError, ImageError
@@ -322,6 +324,8 @@ def adapt(
     R: float | None = None,
     reducer: ReducerName = "auto",
     engine: EngineName = "auto",
+    precision: Precision | None = None,
+    calibrate: Calibration = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
@@ -342,7 +346,10 @@ def adapt(
         preset: One of `list_presets()`.
         R: Kept fraction of the tokens; None means the preset's, 0.9 for `default`.
         reducer: One of `list_reducers()`; `auto` condenses for `tca` alone.
-        engine: One of `list_engines()`; `auto` picks by the model's device.
+        engine: One of `list_engines()`; `auto` picks by the model's device and the precision.
+        precision: What the engine multiplies in, `float32`, `bfloat16` or `int8`; all that is kept stays in the type
+            of the weights. None is that type. `int8` needs engine `openvino`, which `auto` then takes.
+        calibrate: For `int8`: a folder of images like those of the stream, or such images.
         device: Where to run, such as `cuda`; `auto` is a GPU where there is one. None leaves the model where it is.
             Your own model stays as it is.
         dtype: Type of the weights, `float32`, `float16` or `bfloat16`; None leaves them as they are.
@@ -373,15 +380,7 @@ def adapt(
     vlm = load(model, tokenizer, preprocess, device=device, dtype=dtype)
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
     known = class_list(vlm, classes, templates, cache)
-    setup = Setup(
-        vision=vlm.vision,
-        text=known.text,
-        logit_scale=vlm.logit_scale,
-        preset=chosen.preset,
-        vlm=vlm,
-        classes=known.names,
-        groups=known.groups,
-        templates=template_texts(templates),
-        options=chosen.options,
-    )
+    more: dict[str, Any] = {"precision": precision, "calibration": calibration_for(precision, calibrate, vlm)}
+    more |= {"templates": template_texts(templates), "options": chosen.options, "groups": known.groups}
+    setup = Setup(vlm.vision, known.text, vlm.logit_scale, chosen.preset, vlm, known.names, **more)
     return Adapter(known, setup, method, seed, engine, unknown)

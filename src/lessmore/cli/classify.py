@@ -24,6 +24,7 @@ from lessmore.cli.common import (
     add_method,
     add_model,
     add_options,
+    add_precision,
     add_unknown,
     check_writable,
     make_adapter,
@@ -66,6 +67,7 @@ def parser() -> ArgumentParser:
     add_engine(args)
     add_unknown(args)
     add_dtype(args)
+    add_precision(args)
     args.add_argument("--output", type=str, default="-", help="out.csv, out.jsonl, or - for CSV on standard output")
     args.add_argument(
         "--track",
@@ -105,7 +107,7 @@ def run(args: Namespace) -> int:
 
 
 def _run(args: Namespace, paths: list[str], state: Path | None) -> int:
-    adapter = make_adapter(args)
+    adapter = make_adapter(args, calibrate=args.calibrate or paths)
     if state is not None and state.exists():
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)

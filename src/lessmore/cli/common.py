@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
-_FLAGS = ("model", "classes", "templates", "method", "preset", "R", "reducer", "engine", "device", "unknown", "dtype")
+_FLAGS: tuple[str, ...] = ("model", "classes", "templates", "method", "preset", "R", "reducer")
+_FLAGS += ("engine", "precision", "calibrate", "device", "unknown", "dtype")
 _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
 """Arguments of `adapt` that are not settings."""
 
@@ -89,7 +90,7 @@ def add_options(args: ArgumentParser) -> None:
 
 def add_engine(args: ArgumentParser) -> None:
     """Options --engine and --device."""
-    engine = "eager, cpu, graph or chunk; auto takes the fastest for the device"
+    engine = "eager, cpu, openvino, graph or chunk; auto picks by device and precision"
     args.add_argument("--engine", type=str, default="auto", help=engine)
     add_device(args)
 
@@ -103,6 +104,19 @@ def add_unknown(args: ArgumentParser) -> None:
         help="tell images of none of the classes from the others, and learn nothing from them: off, auto (a threshold "
         "that the stream sets, meant for one false alarm in 20 images), or a threshold for the score",
     )
+
+
+def add_precision(args: ArgumentParser) -> None:
+    """Options --precision and --calibrate."""
+    text = "what the engine multiplies in: float32, bfloat16 or int8; default: the type of the weights"
+    args.add_argument("--precision", type=str | None, default=None, help=text)
+    add_calibrate(args)
+
+
+def add_calibrate(args: ArgumentParser) -> None:
+    """Option --calibrate."""
+    text = "for int8: a folder of images to calibrate on; default: the first images of the stream"
+    args.add_argument("--calibrate", type=str | None, default=None, help=text)
 
 
 def add_device(args: ArgumentParser) -> None:
@@ -142,12 +156,13 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
     from lessmore.models.devices import choose_device
 
     own = {"R": args.R, "preset": args.preset, "templates": args.templates}
-    own |= {name: args[name] for name in ("method", "reducer", "engine", "unknown") if name in args}
+    flags = ("method", "reducer", "engine", "precision", "calibrate", "unknown")
+    own |= {name: args[name] for name in flags if name in args}
     clash = next((name for name in args.options if name in _FLAGS + _OBJECTS), None)
     if clash is not None:
         raise ConfigError(f"--options cannot set {clash}; use --{clash} where the command has it")
     place = {"device": choose_device(args.device), "dtype": args.dtype}
-    return adapt(args.model, read_classes(args.classes), **place, **own, **more, **args.options)
+    return adapt(args.model, read_classes(args.classes), **place, **(own | more), **args.options)
 
 
 def read_classes(text: str) -> list[str]:

@@ -14,14 +14,14 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, add_engine, new_parser, printable, say
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, add_calibrate, add_engine, new_parser, printable, say
 from lessmore.cli.run import line
 from lessmore.cli.sweep import describe
 from lessmore.config import list_presets
 from lessmore.data.registry import is_direct
 from lessmore.errors import ConfigError
 from lessmore.lab.metrics import trouble
-from lessmore.lab.spec import PRECISIONS, RunSpec
+from lessmore.lab.spec import NAMED, RunSpec
 from lessmore.lab.store import read_summary
 from lessmore.lab.summary import RunSummary
 from lessmore.lab.sweep import FinishedRun, Worker
@@ -86,8 +86,9 @@ def parser() -> ArgumentParser:
     args.add_argument("--rows", type=str, nargs="+", default=[], help="only these rows, by name or pattern")
     args.add_argument("--preset", type=str, default="fixed", help=", ".join(p for p in list_presets() if "/" not in p))
     args.add_argument("--templates", type=str | None, default=None, help="default: the data set's")
-    args.add_argument("--precision", "--dtype", type=str, default="float32", help=", ".join(PRECISIONS))
+    args.add_argument("--precision", "--dtype", type=str, default="float32", help=", ".join(NAMED))
     add_engine(args)
+    add_calibrate(args)
     args.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
     args.add_argument("--ray", type=str | None, default=None, help="in place of --jobs: auto, local, or a Ray address")
     args.add_argument("--dry-run", action="store_true", help="list the runs and estimate how long they take")
@@ -232,7 +233,7 @@ def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool
 
 
 def _request(args: Namespace) -> ReproductionRequest:
-    names = ("root", "limit", "preset", "templates", "precision", "engine", "device")
+    names = ("root", "limit", "preset", "templates", "precision", "engine", "calibrate", "device")
     return ReproductionRequest(
         model=next(iter(args.model), ""),
         datasets=tuple(args.dataset),

@@ -12,7 +12,17 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, Stop, add_engine, add_unknown, new_parser, say
+from lessmore.cli.common import (
+    INTERRUPTED,
+    OK,
+    SOME_FAILED,
+    Stop,
+    add_calibrate,
+    add_engine,
+    add_unknown,
+    new_parser,
+    say,
+)
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
 from lessmore.data.registry import open_dataset
@@ -22,7 +32,7 @@ from lessmore.lab.job import open_model
 from lessmore.lab.loggers import TensorBoardLogger
 from lessmore.lab.metrics import trouble, unknown_note
 from lessmore.lab.runner import run_one
-from lessmore.lab.spec import AXES, PRECISIONS, RunSpec, check_packages, grid_runs
+from lessmore.lab.spec import AXES, NAMED, RunSpec, check_packages, grid_runs
 from lessmore.lab.summary import RunSummary
 from lessmore.methods import list_methods
 
@@ -44,7 +54,7 @@ _USUAL = {
     one.name: str(one.default) for one in fields(RunSpec) if one.name in AXES and isinstance(one.default, (str, int))
 }
 """What an option stands for where it is not given; `None` would tell nobody."""
-_SHARED = ("options", "root", "limit", "unknown", "engine", "device", "workers")
+_SHARED = ("options", "root", "limit", "unknown", "engine", "calibrate", "device", "workers")
 """Options that all runs of a command share."""
 
 
@@ -79,6 +89,7 @@ def parser() -> ArgumentParser:
     )
     add_engine(args)
     add_unknown(args)
+    add_calibrate(args)
     args.add_argument("--workers", type=int, default=2, help="processes that decode ahead; 0 = none")
     args.add_argument("--output", type=str, required=True, help="directory for the runs, one subdirectory each")
     args.add_argument("--resume", action="store_true", help="continue interrupted runs; this is the default")
@@ -104,7 +115,7 @@ def _lists() -> dict[str, tuple[type, str]]:
         "order": (str, "iid, sorted, blocks:50, mixture:contrast:4,fog:3, gradual:fog, cycle"),
         "corruption": (str, "such as contrast:4; default: none"),
         "seed": (int, "seeds of the order"),
-        "precision": (str, ", ".join(PRECISIONS)),
+        "precision": (str, f"{', '.join(NAMED)}; int8 runs on engine openvino"),
     }
 
 

@@ -14,6 +14,7 @@ from lessmore.cli.common import (
     add_method,
     add_model,
     add_options,
+    add_precision,
     check_writable,
     make_adapter,
     new_parser,
@@ -43,6 +44,7 @@ def parser() -> ArgumentParser:
     add_options(args)
     add_engine(args)
     add_dtype(args)
+    add_precision(args)
     args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
     args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
     return args

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from lessmore.config import Condensation
+from lessmore.core.encoder import Encoded, encode
 from lessmore.core.vit import ViT
-from lessmore.engines.availability import has_triton
+from lessmore.engines.availability import has_openvino, has_triton
+from lessmore.engines.precision import check_precision, name_of, precision_key
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import Method, Outcome, Setup, make_method
 
-EngineName = Literal["auto", "eager", "cpu", "graph", "chunk"] | str
+EngineName = Literal["auto", "eager", "cpu", "openvino", "graph", "chunk"] | str
 """A name of `list_engines()`."""
 
 _CAPTURED = ("tca", "zeroshot")
@@ -40,7 +42,17 @@ class Batching(Method, Protocol):
 def _cpu(method: str, setup: Setup) -> Method:
     from lessmore.engines import cpu
 
-    return cpu.build_cpu(method, setup)
+    return cpu.build_cpu(method, setup, bfloat16=_in_bfloat16(setup))
+
+
+def _in_bfloat16(setup: Setup) -> bool:
+    return setup.precision == "bfloat16"
+
+
+def _openvino(method: str, setup: Setup) -> Method:
+    from lessmore.engines.openvino import build_openvino
+
+    return build_openvino(method, setup)
 
 
 def _graph(method: str, setup: Setup) -> Method:
@@ -60,6 +72,7 @@ def _chunk(method: str, setup: Setup) -> Method:
 _ENGINES: dict[str, Callable[[str, Setup], Method]] = {
     "eager": make_method,
     "cpu": _cpu,
+    "openvino": _openvino,
     "graph": _graph,
     "chunk": _chunk,
 }
@@ -90,7 +103,7 @@ def list_engines() -> list[str]:
     Example:
         >>> import lessmore
         >>> lessmore.list_engines()
-        ['auto', 'eager', 'cpu', 'graph', 'chunk']
+        ['auto', 'eager', 'cpu', 'openvino', 'graph', 'chunk']
     """
     return ["auto", *_ENGINES]
 
@@ -101,41 +114,62 @@ def check_engine(name: str) -> None:
         raise ConfigError(unknown("engine", name, list_engines()))
 
 
-def resolve_engine(name: str, method: str, vision: ViT, condensation: Condensation, keeps_out: bool = False) -> str:
+def resolve_engine(
+    name: str,
+    method: str,
+    vision: ViT,
+    condensation: Condensation,
+    precision: str | None = None,
+    keeps_out: bool = False,
+) -> str:
     """The engine that a name stands for. If that is a slower one than was asked for, a warning says why.
+
+    The choice depends on what was asked for and on what is installed, never on a measurement.
 
     Args:
         name: One of `list_engines()`; `auto` is `graph` on CUDA and `cpu` on CPUs if they can run the method, else
-            `eager`.
+            `eager`; with a precision that the weights do not have it is `openvino`, for bfloat16 only where that is
+            installed.
         method: Name of the method.
         vision: The tower, on its device and in its precision.
         condensation: How it condenses.
+        precision: In what the engine multiplies; None is the type of the weights.
         keeps_out: Whether unknown images are to stay out of the memory, which a graph cannot do; for `auto`.
 
     Raises:
-        ConfigError: The engine is unknown.
+        ConfigError: The engine is unknown, or does not compute in this precision.
     """
     check_engine(name)
+    chosen = _resolved(name, method, vision, condensation, precision, keeps_out)
+    check_precision(chosen, precision, vision.positions.dtype)
+    return chosen
+
+
+def _resolved(
+    name: str, method: str, vision: ViT, condensation: Condensation, precision: str | None, keeps_out: bool
+) -> str:
     weights, reason = vision.positions, graph_unusable(method, vision, condensation)
     if name == "auto" and weights.device.type == "cpu":
-        return _for_cpu(weights.dtype)
+        return _for_cpu(weights.dtype, precision)
     if name == "auto":
         return "eager" if reason or keeps_out else "graph"
     if name == "graph" and reason:
-        warnings.warn(f"engine 'graph' cannot be used: {reason}; running 'eager' instead", stacklevel=3)
+        warnings.warn(f"engine 'graph' cannot be used: {reason}; running 'eager' instead", stacklevel=4)
         return "eager"
     return name
 
 
-def _for_cpu(dtype: torch.dtype) -> str:
+def _for_cpu(dtype: torch.dtype, precision: str | None) -> str:
     from lessmore.engines import cpu
 
+    if precision not in (None, name_of(dtype)) and (precision == "int8" or has_openvino()):
+        return "openvino"
     if cpu.can_pack(dtype):
         return "cpu"
     if dtype == torch.float16:
         warnings.warn(
             "a float16 model is slow on a CPU; pass dtype='float32', or device='cuda' where there is a GPU",
-            stacklevel=4,
+            stacklevel=5,
         )
     return "eager"
 
@@ -151,23 +185,37 @@ def build(name: str, method: str, setup: Setup) -> Method:
     Raises:
         ConfigError: The engine is unknown or cannot run the method.
     """
-    return _ENGINES[resolve_engine(name, method, setup.vision, setup.preset.condensation)](method, setup)
+    name = resolve_engine(name, method, setup.vision, setup.preset.condensation, setup.precision)
+    return _ENGINES[name](method, setup)
 
 
-def encoder_of(engine: str) -> str:
-    """The encoder that an engine shares with others: encodings may be exchanged within one, and not between two."""
-    return "cpu" if engine == "cpu" else "eager"
+def encoder_key(engine: str, precision: str | None = None, calibration: Tensor | None = None) -> str:
+    """The encoder that an engine shares with others: encodings may be exchanged within one, and not between two.
+
+    Args:
+        engine: Name of the engine, not `auto`.
+        precision: In what it multiplies; None is the type of the weights.
+        calibration: What int8 is calibrated on, `[N, 3, H, W]`.
+    """
+    name = engine if engine in ("cpu", "openvino") else "eager"
+    return name if precision is None else f"{name} {precision_key(precision, calibration)}"
 
 
-def encoding_tower(engine: str, setup: Setup) -> ViT:
-    """The tower that encodes images for a method on this engine.
+def encoder_on(engine: str, setup: Setup, condensation: Condensation) -> Callable[[Tensor], Encoded]:
+    """What encodes images `[B, 3, H, W]` as a method on this engine sees them, without anchors.
 
     Args:
         engine: Name of the engine, not `auto`.
         setup: What the method is built from.
+        condensation: How images are condensed, which need not be the setup's own.
     """
-    if encoder_of(engine) == "eager":
-        return setup.vision
-    from lessmore.engines import cpu
+    if engine == "openvino":
+        from lessmore.engines.openvino import encoder_on_openvino
 
-    return cpu.packed_setup(setup).vision
+        return encoder_on_openvino(setup, condensation)
+    vision = setup.vision
+    if engine == "cpu":
+        from lessmore.engines import cpu
+
+        vision = cpu.packed_setup(setup, _in_bfloat16(setup)).vision
+    return lambda pixels: encode(vision, pixels, condensation)

@@ -117,7 +117,9 @@ class Answerer:
         unknown: UnknownRule = "off",
     ) -> None:
         self.method_name, self.setup, self.gate = method, setup, UnknownGate(unknown)
-        self.engine = resolve_engine(engine, method, setup.vision, setup.preset.condensation, self.gate.on)
+        self.engine = resolve_engine(
+            engine, method, setup.vision, setup.preset.condensation, setup.precision, self.gate.on
+        )
         self.method: Method = build(self.engine, method, setup)
         self.gate.check(self.method, method, self.engine)
         self._health = health or Health()

@@ -14,6 +14,7 @@ from typing import Any
 
 from lessmore.core.algorithm import algorithm
 from lessmore.engines.answers import Answerer, read_health
+from lessmore.engines.precision import name_of, precision_key
 from lessmore.engines.tracks import TENSOR, Tracks, beside_tracks, track_forms
 from lessmore.errors import StateError
 from lessmore.methods import Setup, method_options
@@ -37,6 +38,7 @@ def write_stream(path: Path, answerer: Answerer, identity: Callable[[], Mapping[
         tensors, health = answerer.state()
         sums, tracks = answerer.tracks.saved()
         facts = {"health": asdict(health), "tracks": tracks, "unknown": answerer.gate.saved()}
+        facts["engine"] = answerer.engine  # for information: a state may go on with another
         common = identity()
     write_state(path, tensors | sums, common, facts)
 
@@ -73,6 +75,7 @@ def stream_identity(classes: ClassList, method: str, setup: Setup) -> dict[str, 
         "options": {} if options is None else asdict(options),
         **asdict(setup.preset.condensation),
         **asdict(setup.preset.adaptation),
+        "precision": precision_key(setup.precision or name_of(classes.vlm.dtype), setup.calibration),
         "algorithm": algorithm(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(identity))

@@ -23,7 +23,7 @@ from torch import Tensor
 from lessmore.config import Condensation
 from lessmore.core.algorithm import ENCODING
 from lessmore.core.condense.source import Step
-from lessmore.core.encoder import PLAIN, Encoded, encode
+from lessmore.core.encoder import PLAIN, Encoded
 from lessmore.core.stream_check import LARGEST
 from lessmore.core.vit import ViT
 from lessmore.errors import StateError
@@ -205,10 +205,15 @@ class Shards:
 class CachedEncoder:
     """The vision tower under one condensation; each image is encoded at most once."""
 
-    def __init__(self, vision: ViT, condensation: Condensation, shards: Shards) -> None:
-        self.vision = vision
-        self.condensation = condensation
-        self.shards = shards
+    def __init__(self, encode: Callable[[Tensor], Encoded], vision: ViT, shards: Shards) -> None:
+        """Put a cache before an encoder.
+
+        Args:
+            encode: Encodes images `[1, 3, H, W]` under the condensation.
+            vision: The tower that it stands for.
+            shards: The cache.
+        """
+        self.encode, self.vision, self.shards = encode, vision, shards
 
     def __call__(self, name: str, pixels: Callable[[], Tensor]) -> tuple[CachedEncoding, bool]:
         """The encoding of an image on the tower's device, and whether it was computed just now.
@@ -220,7 +225,7 @@ class CachedEncoder:
         stored = self.shards.get(name)
         if stored is not None:
             return self._placed(stored), False
-        encoded = encode(self.vision, pixels(), self.condensation)
+        encoded = self.encode(pixels())
         entry = CachedEncoding(encoded, tokens_left(self.vision, encoded.steps))
         self.shards.put(name, entry)
         return entry, True

@@ -15,15 +15,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lessmore.config import Preset
 from lessmore.core.algorithm import UNKNOWN, algorithm
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
 from lessmore.data.stream import Stream, make_stream
-from lessmore.engines import encoder_of, resolve_engine
+from lessmore.engines import encoder_key, resolve_engine
+from lessmore.engines.calibration import calibration_pixels
 from lessmore.errors import ModelError
+from lessmore.lab.loader import load_one
 from lessmore.lab.provenance import glance
-from lessmore.lab.spec import PRECISIONS, RunSpec
+from lessmore.lab.spec import RunSpec
 from lessmore.lab.store import SCHEMA
 from lessmore.methods import Setup, method_options
 from lessmore.models.devices import choose_device
@@ -67,8 +72,19 @@ class Job:
     @cached_property
     def engine(self) -> str:
         """The engine that answers, never `auto`."""
-        asked = self.spec.unknown != "off"
-        return resolve_engine(self.spec.engine, self.spec.method, self.vlm.vision, self.settings.condensation, asked)
+        spec, settings = self.spec, self.settings.condensation
+        asked = spec.unknown != "off"
+        return resolve_engine(spec.engine, spec.method, self.vlm.vision, settings, spec.computed, asked)
+
+    @cached_property
+    def calibration(self) -> Tensor | None:
+        """What int8 is calibrated on, `[N, 3, H, W]`: the folder asked for, or the first images of the stream."""
+        if self.spec.computed != "int8":
+            return None
+        if self.spec.calibrate is not None:
+            return calibration_pixels(self.spec.calibrate, self.vlm)
+        loaded = (load_one(self.stream, self.vlm.preprocess, i).pixels for i in range(len(self.stream)))
+        return calibration_pixels((torch.from_numpy(pixels) for pixels in loaded if pixels is not None), self.vlm)
 
     @cached_property
     def sight(self) -> dict[str, Any]:
@@ -80,7 +96,7 @@ class Job:
             "pixels": glance(self.stream.dataset),
             "dtype": str(self.vlm.dtype).removeprefix("torch."),
             "device": self.vlm.device.type,
-            "encoder": encoder_of(self.engine),
+            "encoder": encoder_key(self.engine, self.spec.computed, self.calibration),
         }
 
     @cached_property
@@ -110,6 +126,8 @@ class Job:
             classes=tuple(self.classes),
             templates=template_texts(self.templates),
             options=self.spec.own_options(),
+            precision=self.spec.computed,
+            calibration=self.calibration,
         )
 
     def _prompts(self) -> str:
@@ -150,7 +168,7 @@ def open_model(spec: RunSpec, network: bool = True) -> VLM:
     """
     device = choose_device(spec.device)
     try:
-        return load(spec.model, network=network).to(device, PRECISIONS[spec.precision])
+        return load(spec.model, network=network).to(device, spec.weights)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"the model cannot be put on device {spec.device!r} ({reason}); try --device cpu") from error

@@ -64,7 +64,7 @@ _PAIR = {"accuracy": _share, "zero_shot_accuracy": _share}
 _SPEC = {
     **dict.fromkeys(("model", "dataset", "method", "reducer", "preset", "order"), _text),
     "options": _each(lambda value: value is None or isinstance(value, (bool, int, float, str, list, dict))),
-    **dict.fromkeys(("corruption", "templates", "root"), _maybe(_text)),
+    **dict.fromkeys(("corruption", "templates", "root", "calibrate"), _maybe(_text)),
     **dict.fromkeys(("device", "engine", "precision"), _text),
     "workers": _count,
     "limit": _maybe(_amount),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lessmore.config import Condensation
 from lessmore.core.encoder import PLAIN
-from lessmore.engines import encoding_tower
+from lessmore.engines import encoder_on
 from lessmore.engines.answered import Answered, checked
 from lessmore.engines.answers import Answerer, Health
 from lessmore.errors import ImageError, NonFiniteError
@@ -35,14 +35,15 @@ class Sampler:
         self.job = job
         self._setup = job.setup(cache)
         self._answerer = Answerer(job.spec.method, self._setup, job.engine, unknown=job.spec.unknown)
-        self._vision = encoding_tower(job.engine, self._setup)
+        self._vision = self._setup.vision
         wants = self.method.wants if isinstance(self.method, FromEncoded) else None
         condensation = canonical_condensation(job.settings.condensation)
         shared = wants is not None and condensation == PLAIN
 
         def encoder(config: Condensation, tokens: bool) -> CachedEncoder:
             shards = Shards(encodings_folder(cache, job.sight, config), tokens, self._vision)
-            return CachedEncoder(self._vision, config, shards)
+            made = functools.cache(lambda: encoder_on(job.engine, self._setup, config))  # compiled if it is needed
+            return CachedEncoder(lambda pixels: made()(pixels), self._vision, shards)
 
         self._plain = encoder(PLAIN, tokens=shared and wants == "tokens")
         self._own = self._plain if shared else encoder(condensation, wants == "tokens") if wants else None

@@ -18,12 +18,16 @@ from lessmore.data.corrupt import EXTRA, MAIN
 from lessmore.data.orders import plan_stream
 from lessmore.data.registry import expand_names
 from lessmore.engines import check_engine
+from lessmore.engines.precision import COMPUTED
 from lessmore.engines.unknown_gate import UnknownRule, checked_rule
 from lessmore.errors import ConfigError, unknown
 from lessmore.methods import split_options
 from lessmore.methods.resolve import resolve
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+"""Types of weights by name."""
+NAMED = (*PRECISIONS, "int8")
+"""Names accepted by `--precision`."""
 
 # Slowest first: what is loaded for one run serves the next.
 AXES = ("model", "precision", "dataset", "templates", "corruption", "order", "seed", "reducer", "preset", "R", "method")
@@ -59,6 +63,9 @@ class RunSpec:
     """One of `lessmore.list_engines()` that answers one image at a time; auto takes the fastest for the device."""
     device: str = "auto"
     precision: str = "float32"
+    """Type of the weights; with engine openvino, and for int8, what the engine multiplies in, on float32 weights."""
+    calibrate: str | None = None
+    """For int8: a folder of images to calibrate on; None takes the first of the stream."""
     workers: int = 0
     """Processes that decode ahead; 0 decodes in the main process. No number depends on it."""
 
@@ -70,11 +77,23 @@ class RunSpec:
         object.__setattr__(self, "unknown", checked_rule(self.unknown))
         if self.engine == "chunk":
             raise ConfigError("engine 'chunk' answers in batches, a run image by image; take auto or another engine")
-        if self.precision not in PRECISIONS:
-            raise ConfigError(unknown("precision", self.precision, PRECISIONS))
+        if self.precision not in NAMED:
+            raise ConfigError(unknown("precision", self.precision, NAMED))
+        if self.computed is not None and self.precision not in COMPUTED:
+            raise ConfigError(f"engine 'openvino' computes in {', '.join(COMPUTED)}, not in {self.precision}")
         if self.workers < 0:
             raise ConfigError(f"workers must be 0 or more, not {self.workers}")
         plan_stream(self.order, self.corruption)
+
+    @property
+    def computed(self) -> str | None:
+        """What the engine multiplies in, where the weights do not say it."""
+        return self.precision if self.engine == "openvino" or self.precision == "int8" else None
+
+    @property
+    def weights(self) -> torch.dtype:
+        """Type of the model's weights."""
+        return torch.float32 if self.computed is not None else PRECISIONS[self.precision]
 
     def settings(self, shape: ViTShape | None = None) -> Preset:
         """The preset with this run's R, options and reducer, fitted to a tower if one is given."""

@@ -54,6 +54,10 @@ class Setup:
     """The method's own options that differ from their defaults."""
     groups: tuple[str, ...] = ()
     """The group of every class, where the class list has groups."""
+    precision: str | None = None
+    """In what an engine multiplies, see `lessmore.engines.precision`; None is the type of the weights."""
+    calibration: Tensor | None = None
+    """Preprocessed images that int8 is calibrated on, [N, 3, H, W]."""
 
     @cached_property
     def class_texts(self) -> ClassTexts:

@@ -157,14 +157,14 @@ class VLM:
     def fingerprint(self) -> str:
         """SHA-256 over shapes and weights of both towers and the logits' scale and bias."""
         if "all" not in self._hashes:
-            parts = f"{_tower_hash(self.vision)} {self.text_fingerprint()} {self.logit_scale!r} {self.logit_bias!r}"
+            parts = f"{tower_hash(self.vision)} {self.text_fingerprint()} {self.logit_scale!r} {self.logit_bias!r}"
             self._hashes["all"] = hashlib.sha256(parts.encode()).hexdigest()
         return self._hashes["all"]
 
     def text_fingerprint(self) -> str:
         """SHA-256 over shape and weights of the text tower alone."""
         if "text" not in self._hashes:
-            self._hashes["text"] = _tower_hash(self.text)
+            self._hashes["text"] = tower_hash(self.text)
         return self._hashes["text"]
 
 
@@ -176,7 +176,8 @@ def _moved(tower: Tower, device: torch.device | str | None, dtype: torch.dtype |
     return moved.eval()
 
 
-def _tower_hash(tower: nn.Module) -> str:
+def tower_hash(tower: nn.Module) -> str:
+    """SHA-256 over shape and weights of a tower."""
     digest = hashlib.sha256(repr(tower.shape).encode())
     for name, tensor in sorted(tower.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

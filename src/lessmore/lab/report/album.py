@@ -22,6 +22,7 @@ from lessmore.core.encoder import encode
 from lessmore.core.reservoir import ready_anchors
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import open_dataset
+from lessmore.engines import encoder_on
 from lessmore.errors import ConfigError, LessmoreError, StateError
 from lessmore.lab.cache import CachedEncoder, Shards, canonical_condensation, encodings_folder
 from lessmore.lab.job import Job, open_model, prepare_job
@@ -175,10 +176,11 @@ class _Replay:
         self.job = job
         self.rows = [row for row in rows if "error" not in row]
         self.tick = tick
-        self.method = make_method("tca", job.setup(cache)) if job.spec.method == "tca" else None
+        setup = job.setup(cache)
+        self.method = make_method("tca", setup) if job.spec.method == "tca" else None
         config = canonical_condensation(job.settings.condensation)
         shards = Shards(encodings_folder(cache, job.sight, config), tokens=True, vision=job.vlm.vision)
-        self.encoder = CachedEncoder(job.vlm.vision, config, shards)
+        self.encoder = CachedEncoder(encoder_on(job.engine, setup, config), job.vlm.vision, shards)
 
     @torch.no_grad()
     def album(self, chosen: Sequence[int], classes: tuple[str, ...]) -> Album:
