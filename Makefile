@@ -7,6 +7,8 @@ WORKERS ?= 2
 
 # apt-get wants root; elsewhere sudo may do it without a password, or nothing does.
 ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
+CAMERAS := mosquitto faketime python3-gi gir1.2-gst-rtsp-server-1.0 \
+  gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad
 SOAK := LESSMORE_SOAK=1 LESSMORE_FUZZ=10000 $(BIN)/python -m pytest -n $(WORKERS) --timeout=36000
 
 .PHONY: demo test test-services browser lint lock bench compat soak clean
@@ -17,11 +19,14 @@ demo: $(VENV)/.base ## a minute's tour on the embedded default
 test: $(VENV)/.dev ## the tests of every change, 8 minutes at most; page tests are skipped without Chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-services: $(VENV)/.dev ## the tests that start a service on this machine: Ray, PostgreSQL, an S3 server
+test-services: $(VENV)/.dev ## the tests that start a service on this machine: Ray, PostgreSQL, an S3 server, cameras
 	@command -v initdb || ls /usr/lib/postgresql/*/bin/initdb \
 	  || { $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends postgresql; } \
 	  || echo "test-services: no PostgreSQL, and apt-get cannot install it here; its tests are skipped"
-	$(BIN)/python -m pytest -m 'services and not soak' tests/fault tests/serve
+	@{ test -x /usr/sbin/mosquitto && test -e /usr/share/doc/gir1.2-gst-rtsp-server-1.0 && command -v faketime; } \
+	  || { $(ROOT) apt-get update -qq && $(ROOT) apt-get install -y -qq --no-install-recommends $(CAMERAS); } \
+	  || echo "test-services: no RTSP server, MQTT broker and faketime, and apt-get cannot install them; skipped"
+	$(BIN)/python -m pytest -m 'services and not soak' tests/fault tests/serve tests/cameras
 
 browser: ## Chromium and axe-core for the page tests; only this and .ci/run install them
 	@command -v chromium || command -v chromium-browser || test -n "$$CHROMIUM" \

@@ -15,6 +15,7 @@ ROOMS: tuple[str, ...] = (
     "__init__.py",
     "adapter.py",
     "assets",
+    "cameras",
     "cli",
     "config.py",
     "core",

@@ -28,6 +28,7 @@ from lessmore.registry import Registry
 COMMANDS = (
     "demo",
     "classify",
+    "watch",
     "vis",
     "flops",
     "bench",
@@ -50,7 +51,7 @@ REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
 for _name in COMMANDS:
     _home = f"{__name__}.{_name.replace('-', '_')}"
     REGISTRY.add(_name, partial(import_module, _home), source=_home)
-_COMPUTING = ("classify", "vis", "export", "run", "bench", "train-prompt", "report", "serve")
+_COMPUTING = ("classify", "watch", "vis", "export", "run", "bench", "train-prompt", "report", "serve")
 """Commands that run a model in this process; the others start processes, which limit their own threads."""
 EXAMPLES = """examples:
   lessmore demo

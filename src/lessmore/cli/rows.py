@@ -1,4 +1,4 @@
-"""The rows `lessmore classify` writes, as CSV or JSON lines, and how an interrupted run finds them again."""
+"""The rows `lessmore classify` and `watch` write, as CSV or JSON lines, and how an interrupted run finds them again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from lessmore.cli.common import printable
 from lessmore.errors import ConfigError
 from lessmore.lab.report.escape import csv_line, original
 from lessmore.storage.files import open_plain
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,13 @@ class Written(NamedTuple):
 class Output:
     """Writes rows to a file or, for `-`, to standard output, and flushes after each."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, columns: Sequence[str] = COLUMNS) -> None:
+        """Open the file, and write the head of a CSV that has none.
+
+        Args:
+            name: The file, or `-`.
+            columns: Fields of the rows.
+        """
         self.json = name.endswith(".jsonl")
         # Names of files need not be UTF-8; surrogateescape hands their bytes through as they are.
         if name == "-":
@@ -73,9 +82,9 @@ class Output:
             handle = open_plain(Path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             self.file = open(handle, "a", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
         if not self.json and (name == "-" or not Path(name).stat().st_size):
-            self._put(csv_line(COLUMNS))
+            self._put(csv_line(columns))
 
-    def write(self, row: AnswerRow) -> None:
+    def write(self, row: DataclassInstance) -> None:
         """Append one row."""
         values = asdict(row)
         self._put(json.dumps(values) + "\n" if self.json else csv_line(map(_plain, values.values())))
@@ -100,48 +109,59 @@ def _plain(value: Any) -> Any:
 
 
 def read_answers(path: Path) -> list[Written]:
-    """The complete rows of an output file; a last one that was cut off is left out."""
+    """The complete rows of an output file of `lessmore classify`; a last one that was cut off is left out."""
+    return list(_answers(path))
+
+
+def _answers(path: Path) -> Iterator[Written]:
+    for row, end in complete_rows(path, COLUMNS, "lessmore classify"):
+        try:
+            yield Written(row["path"], int(row["seen"]), bool(row["error"]), row["refused"] in (True, "true"), end)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _not_ours(path, "lessmore classify") from error
+
+
+def complete_rows(path: Path, columns: Sequence[str], command: str) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """The complete rows of an output file, each with the offset after it; a last one that was cut off is left out.
+
+    Args:
+        path: The file, CSV or JSON lines by its ending. One that is missing has no rows.
+        columns: Fields of the rows. Values of CSV are texts.
+        command: What wrote the file, for the error.
+
+    Raises:
+        ConfigError: It was not written by this command.
+    """
     data = b""
     if os.path.lexists(path):
         with open(open_plain(path, os.O_RDONLY), "rb") as file:
             data = file.read()
     # Not splitlines: a lone carriage return is part of some file's name. What follows the last \n was cut off.
     lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
-    return list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines, path))
+    try:
+        yield from _json_rows(lines) if path.suffix == ".jsonl" else _csv_rows(lines, columns)
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise _not_ours(path, command) from error
 
 
-def _json_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
-    end = 0
-    for line in lines:
-        end += len(line)
-        try:
-            row = json.loads(line)
-            yield Written(row["path"], int(row["seen"]), row["error"] is not None, row["refused"] is True, end)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _not_ours(path) from error
+def _json_rows(lines: list[bytes]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    for line, end in zip(lines, accumulate(map(len, lines)), strict=True):
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise TypeError("a line is no object")
+        yield row, end
 
 
-def _csv_rows(lines: list[bytes], path: Path) -> Iterator[Written]:
+def _csv_rows(lines: list[bytes], columns: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], int]]:
     reader = csv.reader(line.decode("utf-8", "surrogateescape") for line in lines)
     ends = list(accumulate(map(len, lines)))
-    if tuple(next(reader, COLUMNS)) != COLUMNS:
-        raise _not_ours(path)
-    for row in _unless_broken(reader, path):
-        if len(row) != len(COLUMNS) and reader.line_num == len(lines):
+    if next(reader, [*columns]) != [*columns]:
+        raise ValueError("it has other columns")
+    for row in reader:
+        if len(row) != len(columns) and reader.line_num == len(lines):
             return  # cut off inside a quoted field
-        named = dict(zip(COLUMNS, row, strict=False))
-        if len(row) != len(COLUMNS) or not named["seen"].isdigit():
-            raise _not_ours(path)
-        failed, refused = bool(named["error"]), named["refused"] == "true"
-        yield Written(original(named["path"]), int(named["seen"]), failed, refused, ends[reader.line_num - 1])
+        yield dict(zip(columns, map(original, row), strict=True)), ends[reader.line_num - 1]
 
 
-def _unless_broken(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise _not_ours(path) from error
-
-
-def _not_ours(path: Path) -> ConfigError:
-    return ConfigError(f"{path} exists and was not written by lessmore classify; choose another output file")
+def _not_ours(path: Path, command: str) -> ConfigError:
+    return ConfigError(f"{path} exists and was not written by {command}; choose another output file")

@@ -23,13 +23,14 @@ from lessmore.models.class_list import ClassList
 from lessmore.storage.state import REMEDY, read_state, write_state
 
 
-def write_stream(path: Path, answerer: Answerer, identity: Callable[[], Mapping[str, Any]]) -> None:
+def write_stream(path: Path, answerer: Answerer, identity: Callable[[], Mapping[str, Any]], note: Any = None) -> None:
     """Write a stream's state, atomically.
 
     Args:
         path: The file.
         answerer: What answers the stream.
         identity: Says what a reader must have in common with it at that moment.
+        note: What else to keep in the file, as JSON has it; whoever continues the stream leaves it alone.
 
     Raises:
         StateError: The file cannot be written.
@@ -39,6 +40,7 @@ def write_stream(path: Path, answerer: Answerer, identity: Callable[[], Mapping[
         sums, tracks = answerer.tracks.saved()
         facts = {"health": asdict(health), "tracks": tracks, "unknown": answerer.gate.saved()}
         facts["engine"] = answerer.engine  # for information: a state may go on with another
+        facts |= {} if note is None else {"note": note}
         common = identity()
     write_state(path, tensors | sums, common, facts)
 
