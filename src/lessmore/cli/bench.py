@@ -1,14 +1,15 @@
-"""Measure speed on this machine: plain, EViT and TCA in every engine, interleaved, as a ratio to plain."""
+"""Measure speed on this machine: plain, EViT and TCA in every engine and precision, and what to set for the fastest."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from tqdm import tqdm
 from lessmore.cli.common import OK, add_device, new_parser
 from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
-from lessmore.engines import build, cpu, list_engines
+from lessmore.engines import build, cpu
+from lessmore.engines.availability import has_openvino
 from lessmore.errors import ConfigError, unknown
 from lessmore.lab.latency import Times, interleaved, percentile, time_ratio
 from lessmore.lab.memory import measure_peak
@@ -33,9 +35,11 @@ EXAMPLES = """examples:
   lessmore bench ViT-B-16
   lessmore bench ViT-L-14 --classes 1000 --device cuda --seconds 60
   lessmore bench openai/clip-vit-base-patch16 --json
+  lessmore bench ViT-B-16 --engines cpu openvino "openvino int8"
 
 ViT-B-16 and other shapes known by name get random weights; class embeddings are always random. Neither changes the
-times. Run on an idle machine.
+times. Run on an idle machine, or on one that is as busy as it will be. Engines and precisions take turns, so that
+ratios hold even where times do not. int8 is calibrated on noise here, which does not change its times.
 """
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PLAIN = "plain"
@@ -67,6 +71,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--classes", type=int, default=100, help="number of classes")
     add_device(args)
     args.add_argument("--dtype", type=str | None, default=None, help="default: float16 on CUDA, float32 on CPUs")
+    args.add_argument("--engines", type=str, nargs="+", default=None, help="only these, as the table names them")
     args.add_argument("--seconds", type=float, default=120.0, help="time to measure for")
     args.add_argument("--json", action="store_true", help="print JSON")
     return args
@@ -80,7 +85,7 @@ def run(args: Namespace) -> int:
     vision, random = tower(args.model)
     dtype = DTYPES[args.dtype or ("float16" if args.device == "cuda" else "float32")]
     vision = vision.to(args.device, dtype)
-    rows = measure_contenders(vision, args.classes, args.seconds)
+    rows = measure_contenders(vision, args.classes, args.seconds, _chosen(args.engines, vision))
     facts = {
         "model": args.model,
         "weights": "random" if random else "loaded",
@@ -109,6 +114,14 @@ def _check(args: Namespace) -> None:
         raise ConfigError(unknown("dtype", args.dtype, DTYPES))
 
 
+def _chosen(names: list[str] | None, vision: ViT) -> list[str]:
+    possible = engines(vision)
+    for name in names or ():
+        if name not in possible:
+            raise ConfigError(unknown("engine here", name, possible))
+    return names or possible
+
+
 def tower(name: str) -> tuple[ViT, bool]:
     """The vision tower of a model, and whether its weights are random because only its shape is known."""
     if name in SHAPES:
@@ -132,21 +145,36 @@ def setup_of(vision: ViT, classes: int, contender: BenchContender, name: str = "
 
 
 def engines(vision: ViT) -> list[str]:
-    """Engines that run single images on the tower's device."""
+    """Engines that run single images on the tower's device, with their precision where the weights do not say it."""
     if vision.positions.is_cuda:
         return ["eager", "graph"]
-    fast = ["cpu-bf16"] if cpu.has_bfloat16() and vision.positions.dtype == torch.float32 else []
-    return [name for name in ("eager", "cpu", *fast) if name in list_engines()]
+    if vision.positions.dtype != torch.float32:
+        return ["eager", "cpu"]
+    half = ["bfloat16"] if cpu.has_bfloat16() else []
+    precisions = ["", *half, *(["int8"] if importlib.util.find_spec("nncf") else [])] if has_openvino() else []
+    return ["eager", "cpu", *(f"cpu {p}" for p in half), *(f"openvino {p}".strip() for p in precisions)]
+
+
+def contenders_of(engine: str) -> tuple[BenchContender, ...]:
+    """What is measured in an engine. Programs of OpenVINO take long to make, so there are fewer of them.
+
+    Args:
+        engine: One of `engines`.
+    """
+    few = {"openvino": (PLAIN, "TCA, R = 0.9", "TCA, R = 0.7")}
+    wanted = few.get(engine, (PLAIN, "TCA, R = 0.9")) if engine.startswith("openvino") else None
+    return tuple(c for c in CONTENDERS if wanted is None or c.name in wanted)
 
 
 @torch.no_grad()
-def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[str, Any]]:
+def measure_contenders(vision: ViT, classes: int, seconds: float, chosen: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Times of every contender in every engine, taken in turns so that a change of clock rate hits all alike.
 
     Args:
         vision: The tower to measure, on its device and in its dtype.
         classes: Number of classes.
         seconds: How long to measure; a progress bar counts them. Every contender gets 3 rounds at least.
+        chosen: Which of `engines`; all if none are named.
 
     Returns:
         One row per engine and contender, as `--json` prints them.
@@ -158,7 +186,8 @@ def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[s
     memory: dict[str, int] = {}
     times: Times = {}
     with tqdm(total=seconds, bar_format="{desc} {percentage:3.0f}%|{bar}|", file=sys.stderr) as bar:
-        for engine, contender in product(engines(vision), CONTENDERS):
+        pairs = [(engine, one) for engine in chosen or engines(vision) for one in contenders_of(engine)]
+        for engine, contender in pairs:
             key = f"{engine}/{contender.name}"
             bar.set_description(key)
             begin = partial(_begun, engine, contender.method, setup_of(vision, classes, contender), image)
@@ -175,7 +204,10 @@ def measure_contenders(vision: ViT, classes: int, seconds: float) -> list[dict[s
 
 def _begun(engine: str, method: str, setup: Setup, image: Tensor) -> Method:
     """A method that has answered its first image, so that everything it allocates or captures is in place."""
-    made = build(engine, method, setup)
+    name, _, precision = engine.partition(" ")
+    if precision:
+        setup = replace(setup, precision=precision, calibration=image.expand(2, -1, -1, -1))
+    made = build(name, method, setup)
     made.predict(image)
     return made
 
@@ -203,15 +235,17 @@ def _row(vision: ViT, classes: int, key: str, times: Times, memory: int) -> dict
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{'engine':<10}{'':<16}{'p50 ms':>10}{'p95 ms':>10}{'of plain':>20}{'images/s':>11}{'GMACs':>8}{'MB':>8}")
+    print(f"\n{'engine':<19}{'':<16}{'p50 ms':>10}{'p95 ms':>10}{'of plain':>20}{'images/s':>11}{'GMACs':>8}{'MB':>8}")
     for row in rows:
         span = f"{row['of_plain']:.2f} ({row['interval'][0]:.2f}–{row['interval'][1]:.2f})"
         print(
-            f"{row['engine']:<10}{row['name']:<16}{row['p50_ms']:10.2f}{row['p95_ms']:10.2f}{span:>20}"
+            f"{row['engine']:<19}{row['name']:<16}{row['p50_ms']:10.2f}{row['p95_ms']:10.2f}{span:>20}"
             f"{row['images_per_s']:11.1f}{row['gmacs']:8.2f}{row['memory_mb']:8.0f}"
         )
     print(f"\n{rows[0]['rounds']} rounds; MB: weights, state and the step's own tensors.")
     print(bench_verdict(rows))
+    for line in bench_advice(rows):
+        print(line)
 
 
 def bench_verdict(rows: list[dict[str, Any]]) -> str:
@@ -224,3 +258,28 @@ def bench_verdict(rows: list[dict[str, Any]]) -> str:
 
 def _slower(row: dict[str, Any]) -> bool:
     return bool(row["name"].startswith("TCA") and row["of_plain"] > 1)
+
+
+def bench_advice(rows: list[dict[str, Any]]) -> list[str]:
+    """What to set for the fastest TCA: with the answers of float32, and with answers that may differ.
+
+    Args:
+        rows: Rows of `measure_contenders`.
+    """
+    tca = [row for row in rows if row["name"] == "TCA, R = 0.9"]
+    exact = [row for row in tca if " " not in row["engine"]]
+    advice = [f"Fastest with unchanged answers: {_setting(min(exact, key=_p50))}."] if exact else []
+    fastest = min(tca, key=_p50, default=None)
+    if fastest is not None and " " in fastest["engine"]:
+        advice.append(f"Fastest if a few answers in a hundred may differ: {_setting(fastest)}.")
+    return advice
+
+
+def _p50(row: dict[str, Any]) -> float:
+    return float(row["p50_ms"])
+
+
+def _setting(row: dict[str, Any]) -> str:
+    engine, _, precision = row["engine"].partition(" ")
+    more = f", precision={precision!r}" if precision else ""
+    return f"engine={engine!r}{more} ({row['p50_ms']:.1f} ms)"
