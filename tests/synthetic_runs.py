@@ -26,7 +26,7 @@ def write_run(output: Path, images: int, classes: int, domains: int = 2, failed:
     names = [f"class {c}" for c in range(classes)]
     asked = {"key": key, "spec": spec, "identity": {"adaptation": {"key": "entropy"}}, "classes": names}
     with Store(output / key[:16], key) as store:
-        store.begin({"schema": SCHEMA, **asked}, anew=True)
+        store.begin({"schema": SCHEMA, **asked}, restart=True)
         for row in rows:
             store.append(row, {"i": row["i"], "ms": 10.0, "encoded": True, "zero_shot_ms": 9.0})
         store.finish(_summary(key, spec, rows, classes))
@@ -63,6 +63,7 @@ def _row(i: int, classes: int, domains: int, random: np.random.Generator) -> dic
 def _summary(key: str, spec: dict[str, Any], rows: list[dict[str, Any]], classes: int) -> dict[str, Any]:
     cost = {"gmacs_matmul": 0.9, "plain_gmacs_matmul": 1.0, "gmacs_paper": 0.9, "plain_gmacs_paper": 1.0}
     data = {"name": "synthetic", "classes": classes, "images": len(rows), "fingerprint": "f", "note": ""}
+    data |= {"pixels": None, "stream": "s"}
     made = {"versions": {"torch": "0"}, "hardware": {"cpu": "a processor", "gpu": None}, "threads": 1}
     return {
         "schema": SCHEMA,

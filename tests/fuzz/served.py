@@ -80,11 +80,15 @@ class Objects:
 def stands(resident: Resident) -> dict[str, Any]:
     """Where a stream stands: its state, its counts and what it remembers."""
     place = asdict(resident.place) | {"keys": list(resident.place.keys.items())}
-    return {"state": resident.method.state(), "counts": resident.adapter.answerer.counts(), "place": place}
+    sums, tracks = resident.tracks.saved()
+    health = resident.adapter.answerer.counts()
+    return {"state": resident.method.state() | sums, "counts": health, "place": place, "tracks": tracks}
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return same(one["state"], other["state"]) and all(one[name] == other[name] for name in ("counts", "place"))
+    return same(one["state"], other["state"]) and all(
+        one[name] == other[name] for name in ("counts", "place", "tracks")
+    )
 
 
 class Begun:
@@ -101,7 +105,9 @@ class Begun:
                 self.registry.add(StreamRow(name, "", None, config))
                 self.stood[name] = {0: stands(self.streams.get(name))}
                 for i in range(BEFORE + AFTER):
-                    self.streams.answer([Look(name, _PIXELS[i], Asked(f"key {i}"))])
+                    self.streams.answer(
+                        [Look(name, _PIXELS[i], Asked(f"key {i}", track=f"cup {i % 3}" if i % 2 else None))]
+                    )
                     resident = self.streams.get(name)
                     self.stood[name][resident.place.number] = stands(resident)
                     if i == BEFORE - 1:

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 import torch
 
+from lessmore.engines.tracks import TENSOR
 from lessmore.errors import StateError
 from lessmore.serve.errors import DamagedStreamError
 from lessmore.serve.journal import pack_record, read_records
@@ -65,12 +66,20 @@ def test_a_snapshot_that_says_nonsense(says: str, streams: ServedStreams, tmp_pa
     refused(streams, says)
 
 
-def test_a_snapshot_with_a_temperature_that_no_stream_reaches(streams: ServedStreams, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("temperature", 1e9), ("seen", 2**60)])
+def test_a_snapshot_with_counts_that_no_stream_reaches(
+    name: str, value: float, streams: ServedStreams, tmp_path: Path
+) -> None:
     path = tmp_path / "store" / "streams" / "bad" / "snapshot.safetensors"
     tensors, facts = sealed.read_tensors(path, SCHEMA, 1 << 30, "")
-    facts["facts"]["health"]["temperature"] = 1e9
+    facts["facts"]["health"][name] = value
     sealed.write_tensors(path, tensors, SCHEMA, facts)
-    refused(streams, "temperature is out of range")
+    refused(streams, "out of range")
+
+
+def a_frame_too_many(facts: dict[str, Any], delta: dict[str, Any]) -> None:
+    facts["track"] = ["cup", 2, None]
+    delta[TENSOR] = torch.full((3, len(NAMES)), -1e9, dtype=torch.float64)
 
 
 RECORDS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
@@ -79,6 +88,8 @@ RECORDS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "a place or an image": lambda facts, delta: delta.update(slot=torch.tensor(-(2**40)), tokens=delta["tokens"][:0]),
     "answer.top.0.score": lambda facts, delta: facts["answer"]["top"][0].update(score=7.0),
     "number": lambda facts, delta: facts.update(number=None),
+    "sums of a track": a_frame_too_many,
+    "span is out of range": lambda facts, delta: delta["span"].fill_(1e30),
 }
 
 

@@ -361,6 +361,20 @@ def test_vis_writes_a_strip(photos: Path, tmp_path: Path, capsys: pytest.Capture
     assert state.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["flops", "ViT-B-16", "--R", "nan"], "--R must be a number, not 'nan'"),
+        (["run", "--seed", "x"], "--seed must be a whole number, not 'x'"),
+        (["run", "--limit", "[]"], "--limit must be a whole number or a number, not '[]'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {says}"
+
+
 @pytest.mark.parametrize("what", ["models", "methods", "reducers", "presets"])
 def test_ls(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("ls", what) == 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_loader
 
@@ -52,6 +52,33 @@ def _load(text: str) -> Any:
 set_loader("lessmore", _load, (ConfigError,))
 
 
+class _Parser(ArgumentParser):  # type: ignore[misc]
+    """A command's parser, which says in one line what a value has to be."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End the process with 2 and a message.
+
+        Args:
+            message: What is wrong, as jsonargparse tells it.
+            ex: What made it say so.
+        """
+        super().error(_plainly(message), ex)
+        raise AssertionError("the line before ends the process")
+
+
+def _plainly(message: str) -> str:
+    """A complaint about the type of a value in our words; others as they are."""
+    key = re.match(r'Parser key "([\w.]+)"', message)
+    value = re.search(r"(?:Given|Got) value: (.*)\Z", message, re.DOTALL)
+    kinds = [_KINDS[kind] for kind in re.findall(r"Expected a <class '(\w+)'>", message) if kind in _KINDS]
+    if not (key and value and kinds):
+        return message
+    return f"--{key[1].replace('_', '-')} must be {' or '.join(kinds)}, not {value[1][:100]!r}"
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
 def new_parser(description: str | None, examples: str) -> ArgumentParser:
     """A command's parser.
 
@@ -59,9 +86,7 @@ def new_parser(description: str | None, examples: str) -> ArgumentParser:
         description: What the command does; the module's docstring.
         examples: The end of the help, printed line by line as it is.
     """
-    return ArgumentParser(
-        description=description, epilog=examples, formatter_class=HelpFormatter, parser_mode="lessmore"
-    )
+    return _Parser(description=description, epilog=examples, formatter_class=HelpFormatter, parser_mode="lessmore")
 
 
 def add_budget(args: ArgumentParser) -> None:

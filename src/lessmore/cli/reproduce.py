@@ -166,7 +166,7 @@ def _named(names: Sequence[str]) -> tuple[list[TableSpec], list[str]]:
 
 def _check(args: Namespace, tables: Sequence[TableSpec]) -> None:
     if args.ray is not None and args.jobs != 1:
-        raise ConfigError("--jobs and --ray exclude each other; a cluster runs what its processors allow")
+        raise ConfigError("--jobs and --ray are mutually exclusive; a cluster runs what its processors allow")
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be 1 or more, not {args.jobs}")
     if len(set(args.seeds)) < len(args.seeds):

@@ -100,6 +100,7 @@ def _mean(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
     yield (last >= 0).all() and (empty or (last.sum() - 1).abs() <= _ROOM), "last_answer is no probability"
     yield 0 <= state["effective_samples"] <= min(MEMORY, 2 * float(images)) + _ROOM, "effective_samples is out of range"
     yield 0 <= state["power"] <= LARGEST, "power is out of range"
+    yield state["span"] <= LARGEST, "span is out of range"
     yield state["rise"].abs() <= state["span"] * (1 + _ROOM) + _ROOM, "rise is larger than span"
     yield 0 <= state["strength"] <= 1, "strength does not lie between 0 and 1"
     yield (state["token_mean"].norm(dim=-1) <= SHARE + _ROOM).all(), "token_mean is longer than a mean of tokens"

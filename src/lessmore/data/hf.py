@@ -30,7 +30,7 @@ class ColumnTable:
         try:
             cell = self.table[index][self.column]
         except Exception as error:  # of Arrow and of the file system
-            raise ImageError(f"row {index} cannot be read ({error}); get the data set anew") from error
+            raise ImageError(f"row {index} cannot be read ({error}); download the data set again") from error
         if not cell:
             raise ImageError(f"row {index} has no image; remove it or fill it in")
         return load_image(cell["bytes"] if cell["bytes"] is not None else cell["path"])

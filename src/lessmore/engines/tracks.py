@@ -98,7 +98,12 @@ class Tracks:
             frames: Its frames so far.
             sums: Their sums, `[3, C]` float64.
             unlike: The sum of their scores of being unknown; None without.
+
+        Raises:
+            ValueError: So many frames cannot have these sums.
         """
+        if not _possible(sums[None], torch.tensor([frames])):
+            raise ValueError("the sums of a track are none")
         self._known[name] = FrameSums(frames, sums, unlike)
         self._known.move_to_end(name)
         if len(self._known) > MOST:
@@ -128,7 +133,7 @@ class Tracks:
         if not isinstance(facts, list) or len(facts) != len(sums) or not all(_is_track(fact) for fact in facts):
             return False
         frames = torch.tensor([n for _, n, *_ in facts], dtype=torch.float64)
-        if not bool(sums.isfinite().all()) or (facts and not _possible(sums.cpu(), frames)):
+        if facts and not _possible(sums.cpu(), frames):
             return False
         self._known = OrderedDict(
             (name, FrameSums(n, row.cpu().clone(), *unlike))
@@ -168,7 +173,10 @@ def _answer_of(track: FrameSums, last: Answered, temperature: float) -> Answered
 
 
 def _possible(sums: Tensor, frames: Tensor) -> bool:
-    """Whether sums `[n, 3, C]` can be of so many frames `[n]`: logarithms of probabilities, and evidence in bounds."""
+    """Whether sums `[n, 3, C]` can be of so many frames `[n]`: logarithms of probabilities, and evidence in bounds.
+
+    NaN fits no bound.
+    """
     logs, least = sums[:, [0, 2]], frames[:, None, None] * math.log(_LEAST)
     fits = (logs <= 1e-3 * frames[:, None, None]).all() & (logs >= least * (1 + 1e-3)).all()
     return bool(fits & (sums[:, 1].abs() <= LARGEST).all())

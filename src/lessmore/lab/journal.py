@@ -56,7 +56,7 @@ class Journal:
             keep: What must be there.
 
         Raises:
-            StateError: The file is none of ours, or does not hold what it should.
+            StateError: The file is not one of ours, or does not hold what it should.
             OSError: It cannot be opened.
         """
         self._path = path

@@ -17,6 +17,10 @@ from lessmore.lab.journal import REMEDY, SampleRow
 Shape = Callable[[Any], bool] | Mapping[str, Any] | list[Any]
 
 
+_LARGEST = 1e15
+"""No cost, time or limit of a run is near it."""
+
+
 def _text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -34,7 +38,7 @@ def _whole(value: Any) -> bool:
 
 
 def _amount(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
+    return type(value) in (int, float) and 0 <= value <= _LARGEST
 
 
 def _between(low: float, high: float) -> Callable[[Any], bool]:
@@ -94,7 +98,8 @@ _SUMMARY: dict[str, Any] = {
     "spec": {**_SPEC, "R": _amount},
     "tuned_on": _maybe(_text),
     "dataset": {
-        **dict.fromkeys(("name", "fingerprint", "note"), _text),
+        **dict.fromkeys(("name", "fingerprint", "note", "stream"), _text),
+        "pixels": _maybe(_text),
         **dict.fromkeys(("classes", "images"), _count),
     },
     "metrics": _METRICS,
@@ -115,7 +120,7 @@ _ANSWER: dict[str, Any] = {
     "temperature": _between(COLDEST, WARMEST),
     "top5": [_count],
     "top5_probabilities": [_share],
-    "entropy": _amount,
+    "entropy": _between(0, math.log(1e9)),
     "changed": _flag,
     "refused": _flag,
     "tokens": _amount,

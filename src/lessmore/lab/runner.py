@@ -76,7 +76,7 @@ def run_one(
         provenance.watch_memory(job.vlm.device)
         sampler = Sampler(job, cache)
         forms, problem = forms_of(sampler.method), problem_of(spec.method)
-        begun = store.begin(header(job, environment), anew=not resume, like=forms, problem=problem)
+        begun = store.begin(header(job, environment), restart=not resume, like=forms, problem=problem)
         if begun.cursor:
             sampler.resume(begun.state, store.rows())
         with _Progress(job, store.rows(), quiet, logger) as progress:

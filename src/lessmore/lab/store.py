@@ -80,19 +80,23 @@ class Store:
         self._lock.release()
 
     def begin(
-        self, header: SampleRow, anew: bool, like: Mapping[str, Form] | None = None, problem: Problem = finite_problem
+        self,
+        header: SampleRow,
+        restart: bool,
+        like: Mapping[str, Form] | None = None,
+        problem: Problem = finite_problem,
     ) -> Checkpoint:
         """Make ready to append: the files are cut back to the last checkpoint, from which the run goes on.
 
         Args:
             header: What spec.json is to say of a run that begins.
-            anew: Forget what is there.
+            restart: Forget what is there.
             like: The forms of the method's state.
             problem: Says why tensors cannot be such a state.
         """
         path = self.folder / "checkpoint.safetensors"
         with _writing(self.folder):
-            if anew:
+            if restart:
                 for name in ("summary.json", path.name, "spec.json"):
                     (self.folder / name).unlink(missing_ok=True)
             for left in self.folder.glob(".*.new"):  # by a process that was killed while it wrote

@@ -250,7 +250,7 @@ class Resident:
 
     def _redo_track(self, name: str, frames: int, sums: Tensor, unlike: float | None) -> None:
         form = Form(torch.float64, (3, len(self.adapter.classes)))
-        if not form.fits(sums) or not bool(sums.isfinite().all()):
+        if not form.fits(sums):
             raise ValueError("the sums of a track are none")
         self.tracks.put(name, frames, sums, unlike)
 

@@ -7,6 +7,7 @@ types and shapes of its tensors, and what its numbers can be.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +25,8 @@ REMEDY = "restore another copy, or start with reset()"
 """What to do about a state that cannot be restored."""
 _HEADER = 1 << 26
 """Bytes that names and facts may take together."""
+_LARGEST = 10**12
+"""Images of a stream: thirty years at a thousand a second."""
 
 Problem = Callable[[Mapping[str, Tensor]], str | None]
 """Why tensors of the right form cannot be a state; None if they can."""
@@ -153,7 +156,8 @@ def read_counts(kind: type[Counts], value: Any, path: str | Path) -> Counts:
         value = later | value
     if not isinstance(value, dict) or {name: type(one) for name, one in value.items()} != usual:
         raise StateError(f"{path} makes no sense: its counts are not those of this version; {REMEDY}")
-    if not all(0 <= one < math.inf for one in value.values()):
+    most = {int: _LARGEST, float: sys.float_info.max}
+    if not all(0 <= one <= most[type(one)] for one in value.values()):
         raise StateError(f"{path} makes no sense: a count is out of range; {REMEDY}")
     return kind(**value)
 
