@@ -96,7 +96,7 @@ def padded(parts: Sequence[Indices]) -> Indices:
     return np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
 
 
-CAREFUL, BOLD = debias.PRIOR_WEIGHT["careful"], debias.PRIOR_WEIGHT["bold"]
+CAREFUL, BOLD = debias.RULES["careful"], debias.RULES["bold"]
 
 
 def _stream_mean(stage: Stage) -> State:
@@ -104,12 +104,12 @@ def _stream_mean(stage: Stage) -> State:
     return debias.empty_stream_mean(E, C, "cpu")
 
 
-def variant(name: str, prior_weight: float = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
+def variant(name: str, rule: debias.Rule = CAREFUL, lengths: bool = True, **constants: float) -> Rule:
     """The library's rule with another prior or other constants, or without the lengths of the texts."""
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
         texts = stage.texts if lengths else stage.texts._replace(bias=torch.zeros_like(stage.texts.bias))
-        return debias.observe(state, z, f, texts, prior_weight)
+        return debias.observe(state, z, f, texts, rule)
 
     return Rule(name, _stream_mean, step, constants)
 
@@ -210,9 +210,9 @@ def _reservoir(stage: Stage, M: int) -> State:
     return torch.zeros(C, M, E), torch.full((C, M), torch.inf)
 
 
-def _observed(state: State, f: Tensor, z: Tensor, stage: Stage, prior_weight: float = CAREFUL) -> tuple[Tensor, State]:
+def _observed(state: State, f: Tensor, z: Tensor, stage: Stage, rule: debias.Rule = CAREFUL) -> tuple[Tensor, State]:
     """The library's rule on all streams."""
-    each = torch.vmap(lambda own, f, z: debias.observe(own, z, f, stage.texts, prior_weight))
+    each = torch.vmap(lambda own, f, z: debias.observe(own, z, f, stage.texts, rule))
     observed: tuple[Tensor, State] = each(state, f, z)
     return observed
 
@@ -238,7 +238,7 @@ def whole(name: str, base: str = "default", weight: Weight = debias.trust, raw: 
 
     def step(state: State, f: Tensor, z: Tensor, stage: Stage) -> tuple[Tensor, State]:
         own, reservoir, m, n = state
-        logits, own = _observed(own, f, z, stage, debias.PRIOR_WEIGHT[config.debias])
+        logits, own = _observed(own, f, z, stage, debias.RULES[config.debias])
         m = token_mean.updated_mean(m, f, n[:, None])
         votes = _votes(reservoir, f, logits, None if raw else m, sharp)
         return logits + config.lam * weight(own) * votes, (own, reservoir, m, n + 1)
@@ -328,8 +328,8 @@ UNWATCHED = variant("no detector", ALARM=float("inf"))
 ENDLESS = variant("no detector, no limit to memory", ALARM=float("inf"), MEMORY=float("inf"))
 ABLATIONS = (
     variant("frequent classes are given nothing back", LIFT=0.0),
-    variant("no class term", prior_weight=0.0),
-    variant("class term twice as strong", prior_weight=2 * CAREFUL),
+    variant("no class term", rule=CAREFUL._replace(prior_weight=0.0)),
+    variant("class term twice as strong", rule=CAREFUL._replace(prior_weight=2.0)),
     variant("always as for many classes", FEW=-1e9, MANY=-1e8),
     variant("always as for few classes", FEW=1e8, MANY=1e9),
     UNWATCHED,

@@ -138,11 +138,11 @@ class Frames(NamedTuple):
 
 def plan_frames(labels: Indices, seed: int, size: float = 1.0) -> Frames:
     """VIEWS of every photograph and DEEP_VIEWS more of some photographs of some classes; `size` scales the numbers."""
-    dice, counts = np.random.default_rng(seed), np.bincount(labels)
+    dice, counts, each = np.random.default_rng(seed), np.bincount(labels), max(1, round(VIEWS * size))
     many = np.argsort(-counts + dice.random(len(counts)))[: max(2, int(DEEP_CLASSES * size))]
     deep = [np.flatnonzero(labels == k)[: max(2, int(DEEP_PHOTOS * size))] for k in many]
-    photos = np.concatenate([np.arange(len(labels)).repeat(VIEWS), np.concatenate(deep).repeat(int(DEEP_VIEWS * size))])
-    numbers = np.concatenate([np.tile(np.arange(VIEWS), len(labels)), np.ones(len(photos) - VIEWS * len(labels), int)])
+    photos = np.concatenate([np.arange(len(labels)).repeat(each), np.concatenate(deep).repeat(int(DEEP_VIEWS * size))])
+    numbers = np.concatenate([np.tile(np.arange(each), len(labels)), np.ones(len(photos) - each * len(labels), int)])
     covered = dice.integers(len(labels), size=COVERED)
     photos, numbers = np.append(photos, covered), np.append(numbers, np.ones(COVERED, int))
     views = draw_views(torch.from_numpy(numbers), torch.Generator().manual_seed(seed))
@@ -167,9 +167,17 @@ def black_frames(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode_pool(
-    vision: ViT, pack: Path, conditions: tuple[str, ...], condensations: dict[str, Condensation], size: float = 1.0
+    vision: ViT,
+    pack: Path,
+    conditions: tuple[str, ...],
+    condensations: dict[str, Condensation],
+    size: float = 1.0,
+    whole: bool = True,
 ) -> Pool:
-    """Encode every frame of a pack under every condition and condensation."""
+    """Encode every frame of a pack under every condition and condensation.
+
+    Zero-shot looks at the whole image, or, in half the time, at what the default condensation leaves of it.
+    """
     weight = vision.positions
     images, found = read_pack(pack, vision.shape.image_size)
     images, world = images.to(weight.device), "world" in pack.name
@@ -186,9 +194,10 @@ def encode_pool(
     for part in [batches, iter([black_frames(images)])]:
         for pixels in part:
             ready = ((pixels - mean) / std).to(weight.dtype)
-            right.append(texts.logits(encode(vision, ready, PLAIN).feature).argmax(dim=1).cpu())
+            baseline = encode(vision, ready, PLAIN if whole else condensations["default"])
+            right.append(texts.logits(baseline.feature).argmax(dim=1).cpu())
             for name, condensation in condensations.items():
-                code = encode(vision, ready, condensation)
+                code = baseline if name == "default" and not whole else encode(vision, ready, condensation)
                 seen[name].append((code.feature, code.tokens.half()))
     codes = {name: Codes(*(torch.cat(x) for x in zip(*parts, strict=True))) for name, parts in seen.items()}
     truth = torch.cat([shown.repeat(len(conditions)), torch.full((COVERED,), -1)])

@@ -98,7 +98,7 @@ def by_preset(name: str, light: bool = False) -> Rule:
     """A preset of the product."""
     own = unguided(name)
     config = own.adaptation
-    code = {"bold": "default"}.get(name, name)
+    code = {"mixed": "default"}.get(name, name)
 
     def start(pool: Pool, S: int) -> State:
         L, D = pool.codes[code].tokens.shape[1:]
@@ -190,7 +190,7 @@ def _no_adaptation(state: State, sample: Sample, pool: Pool) -> Answered:
 
 PRESETS = (
     *(by_preset(name) for name in ("default", "fixed")),
-    *(by_preset(name, light=True) for name in ("bold", "paper", "released")),
+    *(by_preset(name, light=True) for name in ("mixed", "paper", "released")),
 )
 CENTRES = (
     by_centre("running mean", _mean, lambda text: (torch.zeros_like(text[0]), text.new_zeros(()))),

@@ -1,4 +1,4 @@
-"""Tables of docs/streams.md from what `streams.py` measured: harm first, then gain, garbage and the covered lens."""
+"""Tables of docs/streams-evidence.md from what `streams.py` measured: harm first, then gain, garbage, covered lens."""
 
 from __future__ import annotations
 
@@ -117,10 +117,52 @@ def covered(packs: list[tuple[str, dict[str, Any]]], rules: Sequence[str]) -> st
     return table(["images 31 to 330 after the cover", *rules], rows)
 
 
-def show(paths: Sequence[Path]) -> None:
-    """Print every table of every part."""
-    for part, packs in sorted(load_results(paths).items()):
-        rules = list(dict.fromkeys(rule for _, found in packs for rule in found["rules"]))
-        print(f"## {part}\n")
-        for make in (harm, by_kind, besieged, covered):
-            print(make(packs, rules) + "\n")
+TABLES = {
+    "harm": (harm, "Cells with a mean below −1, and cells whose whole interval lies below −1."),
+    "by kind of stream": (by_kind, "Mean over shifted cells / over clean cells (worst cell)."),
+    "garbage": (besieged, "Mean (worst cell) over the clean and the first shifted condition; garbage is not scored."),
+    "a covered lens": (covered, "Covered less the same stream uncovered, in points."),
+}
+
+
+def show(paths: Sequence[Path], asked: Sequence[str] | None = None) -> None:
+    """Print every table of every part, of all rules or of those asked for."""
+    for part, packs in sorted(load_results(paths).items(), reverse=True):
+        known = dict.fromkeys(rule for _, found in packs for rule in found["rules"])
+        rules = [rule for rule in asked if rule in known] if asked else list(known)
+        print(f"## {part[0].upper() + part[1:]}\n")
+        for name, (make, explained) in TABLES.items():
+            print(f"### {part[0].upper() + part[1:]}: {name}\n{explained}\n\n{make(packs, rules)}\n")
+
+
+def show_constants(paths: Sequence[Path]) -> None:
+    """Print what each constant at half and double its value does: harm and gain beside the rule as it is."""
+    packs = [pack for part in load_results(paths).values() for pack in part]
+    rules = list(dict.fromkeys(rule for _, found in packs for rule in found["rules"]))
+    print(
+        table(
+            ["constant", "i.i.d., sorted", "few classes", "day and night", "covered lens", "worst cell"],
+            [[rule, *(_mean_of(packs, rule, kinds) for kinds in GROUPS), _worst(packs, rule)] for rule in rules],
+        )
+    )
+
+
+GROUPS = (
+    ("i.i.d.", "sorted", "half absent", "Zipf"),
+    ("one class", "three classes", "a tenth", "camera"),
+    ("day and night",),
+    ("covered lens",),
+)
+"""Kinds of stream that a constant treats alike."""
+
+
+def _mean_of(packs: list[tuple[str, dict[str, Any]]], rule: str, kinds: Sequence[str]) -> str:
+    values = [cell[3][0] for cell in cells_of(packs, rule) if cell[2] in kinds]
+    return signed(float(np.mean(values))) if values else "–"
+
+
+def _worst(packs: list[tuple[str, dict[str, Any]]], rule: str) -> str:
+    _, condition, kind, values = min(
+        (cell for cell in cells_of(packs, rule) if "uncovered" not in cell[2]), key=lambda cell: cell[3][0]
+    )
+    return f"{signed(values[0])} ({kind}, {condition})"

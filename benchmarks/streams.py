@@ -2,7 +2,7 @@
 
     python benchmarks/stream_packs.py --root DATA --models MODELS --output PACK
     python benchmarks/streams.py measure --pack PACK --part fix report --compact --output OUT      # with a GPU
-    python benchmarks/streams.py trial --compact OUT --rules news --output OUT                     # without
+    python benchmarks/streams.py trial --compact OUT --rules camera --output OUT                     # without
     python benchmarks/streams.py tables OUT/*.json
 
 A cell is model × set × condition × kind, the mean gain over matched zero-shot (same prompts, all tokens) of DRAWS
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stream_candidates import CANDIDATES, NEWS
+from stream_candidates import CAMERA, CANDIDATES
 from stream_compact import load_compact, save_compact
 from stream_kinds import AFTER, BEFORE, COVER, COVER_KINDS, Stream, make_streams
 from stream_pool import Pool, encode_pool, load_tower
 from stream_rules import RULES, Rule, Run, condensations, run
-from stream_tables import show
+from stream_tables import show, show_constants
 
 DRAWS, FEW, RESAMPLES, SOON = 20, 5, 400, 30
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -112,13 +112,13 @@ def measure_pool(pool: Pool, rules: list[Rule], draws: int) -> dict[str, Any]:
 
 
 def pool_of(
-    folder: Path, name: str, conditions: tuple[str, ...], device: str, codes: set[str], size: float = 1.0
+    folder: Path, name: str, conditions: tuple[str, ...], device: str, codes: set[str], size: float, whole: bool
 ) -> Pool:
     """Encode one pack."""
     model = name.split(".")[0]
     vision = load_tower(folder / f"{model}.pt", device, torch.float16 if device == "cuda" else torch.float32)
     begun, chosen = time.monotonic(), {k: v for k, v in condensations().items() if k in codes}
-    pool = encode_pool(vision, folder / f"{name}.npz", conditions, chosen, size)
+    pool = encode_pool(vision, folder / f"{name}.npz", conditions, chosen, size, whole)
     accuracy = [
         round(100 * float(pool.right[k * len(pool.labels) :][: len(pool.labels)][pool.labels >= 0].mean()), 1)
         for k in range(len(conditions))
@@ -136,7 +136,9 @@ def measure(args: argparse.Namespace) -> None:
             if not (args.pack / f"{name}.npz").is_file():
                 continue
             codes = {rule.code for rule in rules} | {"default"}
-            pool = pool_of(args.pack, name, conditions[: args.conditions], args.device, codes, args.size)
+            pool = pool_of(
+                args.pack, name, conditions[: args.conditions], args.device, codes, args.size, not args.condensed
+            )
             if args.compact:
                 save_compact(pool, args.output)
             found = {"part": part, **measure_pool(pool, rules, args.draws)}
@@ -145,7 +147,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def asked(names: list[str] | None) -> list[Rule]:
     """The rules of these names; all but those with other constants unless given."""
-    known = (*RULES, *CANDIDATES) if names else (*RULES, NEWS)
+    known = (*RULES, *CANDIDATES) if names else (*RULES, CAMERA)
     return [rule for rule in known if not names or rule.name in names]
 
 
@@ -181,17 +183,24 @@ def arguments() -> argparse.Namespace:
     measuring.add_argument("--conditions", type=int, help="only the first so many conditions of a pack")
     measuring.add_argument("--draws", type=int, default=DRAWS)
     measuring.add_argument("--size", type=float, default=1.0, help="share of the views, for a trial on a CPU")
+    measuring.add_argument("--condensed", action="store_true", help="compare with zero-shot at R = 0.9: half the work")
     trying = commands.add_parser("trial", help="run rules on compact encodings, on a CPU")
     trying.add_argument("--compact", type=Path, required=True)
     trying.add_argument("--rules", nargs="*")
     trying.add_argument("--output", type=Path, required=True)
     trying.add_argument("--draws", type=int, default=DRAWS)
-    showing = commands.add_parser("tables", help="print the tables of docs/streams.md")
+    showing = commands.add_parser("tables", help="print the tables of docs/streams-evidence.md")
     showing.add_argument("results", type=Path, nargs="+")
+    showing.add_argument("--rules", nargs="*", help="only these; all unless given")
+    constants = commands.add_parser("constants", help="print the table of constants in docs/labelfree.md")
+    constants.add_argument("results", type=Path, nargs="+")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     args = arguments()
     torch.backends.cuda.matmul.allow_tf32 = True
-    {"measure": measure, "trial": trial, "tables": lambda args: show(args.results)}[args.command](args)
+    commands = {"measure": measure, "trial": trial}
+    commands |= {"tables": lambda args: show(args.results, args.rules)}
+    commands |= {"constants": lambda args: show_constants(args.results)}
+    commands[args.command](args)

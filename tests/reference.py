@@ -466,17 +466,19 @@ class Centre:
     Kept are the images themselves, each with what is left of it, so that every sum is made anew.
     """
 
-    def __init__(self, text: Array, bold: bool) -> None:
-        self.text, self.bold = text, bold
-        self.images: list[tuple[float, Array]] = []  # what is left of an image, its logits
+    def __init__(self, text: Array, debias: str) -> None:
+        self.text, self.bold, self.camera = text, debias == "bold", debias == "camera"
+        self.images: list[tuple[float, Array]] = []  # what is left of an image, its logits and feature
+        self.frames: list[Array] = []  # features of the frames that were no exact repeats
+        self.distances: list[tuple[float, float]] = []  # how new a frame was, and its squared distance from the mean
         self.seen: list[Seen] = []
         self.deviations: list[Deviation] = []
-        self.recent = np.zeros(len(text))
+        self.recent = np.zeros(1)
         self.w, self.evidence, self.x, self.changes = 0.0, 0.0, 0.0, 0
         self.last: Array | None = None
 
     def mean(self) -> Array:
-        """m, over what is left."""
+        """m and the mean feature, over what is left."""
         return np.asarray(np.sum([left * z for left, z in self.images], axis=0) / sum(left for left, _ in self.images))
 
     def left(self) -> float:
@@ -488,42 +490,59 @@ class Centre:
         found = list(zip(self.seen, classes, strict=True))
         return [sum(i.left for i, c in found if c == k) / max(self.left(), 1e-9) for k in range(len(self.text))]
 
+    def news(self, feature: Array) -> float:
+        """How much a frame counts: its distance to the nearest of the last 16, against frames from their mean."""
+        if not self.camera or not self.images:
+            self.frames.append(feature)
+            return 1.0
+        nearest = min(float(((feature - frame) ** 2).sum()) for frame in self.frames[-16:])
+        nearest = nearest if len(self.frames) >= 16 else min(nearest, 4.0)
+        away = float(((feature - self.mean()[len(self.text) :]) ** 2).sum())
+        faded = [(count * 0.99 ** (len(self.distances) - i), far) for i, (count, far) in enumerate(self.distances)]
+        spread = (sum(count * far for count, far in faded) + away) / (sum(count for count, _ in faded) + 1)
+        u = min(1.0, nearest / max(0.25 * spread, 1e-6))
+        self.distances.append((u, away))
+        self.frames += [feature] if u > 0 else []
+        return u
+
     def few(self) -> float:
-        """Whether classes may be few: 0 where the rest is high rather than low, 1 where it is as high as low."""
+        """Whether classes may be few: 0 where the rest is high rather than low, 1 where it is as high as low, and
+        for a camera as much as 2.5."""
         span = sum(i.left * (i.high - i.low) for i in self.seen)
         lopsided = sum(i.left * (i.high + i.low) for i in self.seen) / span if span > 0 else 0.0
-        return 0.0 if lopsided > 0.25 else 1.0 if lopsided < 0.15 else (0.25 - lopsided) / 0.1
+        return 0.0 if lopsided > 0.25 else min((0.25 - lopsided) / 0.1, 2.5 if self.camera else 1.0)
 
-    def observe(self, logits: Array) -> Array:
+    def observe(self, logits: Array, feature: Array) -> Array:
         """Logits of the next image, without the centre: (z − w·(m − 4·h·often))_c / |t_c − w·t̄|."""
-        z, p, C = logits - logits.mean(), softmax(logits), len(logits)
+        z, p, C, u = logits - logits.mean(), softmax(logits), len(logits), self.news(feature)
+        both = np.concatenate([z, feature])
         K = math.exp(-sum(s * math.log(s) for s in self.shares([i.answer for i in self.seen]) if s > 0))
         often = [max(0.0, s - 3 / C) for s in self.shares([i.top for i in self.seen])]
         turn = 0.0 if self.last is None else float(((p - self.last) ** 2).sum())
-        before = self.mean() if self.images else np.zeros(C)
+        before = self.mean()[:C] if self.images else np.zeros(C)
         rest = z - before if self.images else np.zeros(C)
-        changed = bool(self.images) and self.watch(self.recent - self.mean(), rest, turn)
+        changed = bool(self.images) and self.watch(self.recent[:C] - before, rest, u, u * turn)
         self.last = p
-        self.images.append((1.0, z))
-        self.seen.append(Seen(1.0, float((z**2).mean()), turn, float(rest.max()), float(rest.min()), -1, -1))
-        mean, few = self.mean(), self.few()
+        self.images.append((u, both))
+        self.seen.append(Seen(u, float((z**2).mean()), turn, float(rest.max()), float(rest.min()), -1, -1))
+        mean, few = self.mean()[:C], self.few()
         power = sum(i.left * i.power for i in self.seen) / self.left()
         turns = sum(i.left * i.turn for i in self.seen)
         chance = 1 / (1 + turns) + (0.25 if self.bold else 1.0) * (1 + few) * (1 / K - 1 / C)
         self.w = max(0.0, 1 - power / max(float((mean**2).mean()), 1e-12) * chance)
-        answer, top = int((z - (1 - few) * self.w * mean).argmax()), int((z - before).argmax())
+        answer, top = int((z - max(0.0, 1 - few) * self.w * mean).argmax()), int((z - before).argmax())
         self.seen[-1] = self.seen[-1]._replace(answer=answer, top=top)
         height = sum(i.left * i.high for i in self.seen) / self.left()
-        self.recent = self.recent + (z - self.recent) / min(self.left(), 16)
+        self.recent = self.recent + u * (both - self.recent) / min(max(self.left(), 1), 16)
         if changed:
             self.start_again()
         self.forget()
         lengths = [max(float(np.linalg.norm(t - self.w * self.text.mean(axis=0))), 1e-6) for t in self.text]
         return np.array([(z[c] - self.w * (mean[c] - 4 * height * often[c])) / lengths[c] for c in range(C)])
 
-    def watch(self, drift: Array, rest: Array, turn: float) -> bool:
+    def watch(self, drift: Array, rest: Array, u: float, turn: float) -> bool:
         """Whether the domain has changed: too much evidence that images lie where the last ones do, not the mean."""
-        known, many = self.left() + 1 > 32, sum(d.left for d in self.deviations)
+        known, many = self.left() + u > 32, sum(d.left for d in self.deviations)
         previous, self.x = self.x, float(drift @ rest) / max(float(np.linalg.norm(drift)), 1e-9) if known else 0.0
         squares = sum(d.left * d.x**2 for d in self.deviations)
         products = sum(d.left * d.x * d.previous for d in self.deviations)
@@ -580,7 +599,7 @@ class Reference:
         self.tower, self.condensation, self.adaptation = Tower(vit), condensation, adaptation
         self.text, self.logit_scale = np.asarray(text, dtype=np.float64), float(logit_scale)
         self.reservoir = Reservoir(len(self.text), adaptation.M, adaptation.strategy)
-        self.centre = Centre(self.text, adaptation.debias == "bold")
+        self.centre = Centre(self.text, adaptation.debias)
         self.middle = np.zeros((self.tower.shape.blocks.depth, self.tower.shape.blocks.width))
         self.seen = 0
 
@@ -634,7 +653,7 @@ class Reference:
         """One image of the stream: encode, then correct and remember, in the order the adaptation asks for."""
         config, encoding = self.adaptation, self.encode(pixels)
         z = self.logit_scale * (self.text @ encoding.feature)
-        believed = z if config.debias == "off" else self.centre.observe(z)
+        believed = z if config.debias == "off" else self.centre.observe(z, encoding.feature)
         p, c = softmax(believed), int(believed.argmax())
         terms = [-q * math.log(q) if q > 0 else 0.0 for q in p]
         key = float(sum(terms) if config.key == "entropy" else terms[c])

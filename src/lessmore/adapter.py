@@ -333,6 +333,7 @@ def adapt(
     tokenizer: Any = None,
     preprocess: Any = None,
     cache: bool | str | Path = True,
+    stream: str | None = None,
     **options: Any,
 ) -> Adapter:
     """An `Adapter` for a model and a class list.
@@ -359,6 +360,8 @@ def adapt(
         tokenizer: The model's tokenizer, where `load` needs it.
         preprocess: The model's preprocessing, where `load` needs it.
         cache: Whether to keep class embeddings on disk; a path says where.
+        stream: What you know of the stream, instead of a preset: `camera` if it shows few classes for a long time each,
+            `mixed` if it shows many in no order. None if you know nothing.
         **options: Single fields of the preset, such as `lam=2` or `K=3`, and the method's own, such as `alpha=4` of
             `tda`.
 
@@ -376,9 +379,9 @@ def adapt(
     """
     check_engine(engine)
     checked_rule(unknown)
-    resolve(method, preset, R, reducer, options)  # refuse a wrong name before a large model is read
+    resolve(method, preset, R, reducer, options, stream=stream)  # refuse a wrong name before a large model is read
     vlm = load(model, tokenizer, preprocess, device=device, dtype=dtype)
-    chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape)
+    chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape, stream)
     known = class_list(vlm, classes, templates, cache)
     more: dict[str, Any] = {"precision": precision, "calibration": calibration_for(precision, calibrate, vlm)}
     more |= {"templates": template_texts(templates), "options": chosen.options, "groups": known.groups}

@@ -32,7 +32,7 @@ Over = Literal["mean", "sum"]
 Domain = Literal["logits", "probabilities"]
 LayerWeights = Literal["linspace", "index"]
 Order = Literal["predict_first", "update_first"]
-Debiasing = Literal["off", "careful", "bold"]
+Debiasing = Literal["off", "careful", "bold", "camera"]
 
 _COUNTS: dict[Rule, tuple[Counts, ...]] = {
     "coreset": ("table", "rate", "exact", "keep"),
@@ -219,7 +219,7 @@ class Adaptation:
     """Remove what all images of the stream have in common: from the logits before anything else, and from the tokens
     before their cosines in the correction. The correction then counts by how much was seen of stream and class.
     `careful` leaves the logits alone where the stream may show few classes; `bold` is for streams known to show
-    many."""
+    many; `camera` doubts more than `careful` and counts a frame by how new it is."""
 
     def __post_init__(self) -> None:
         """Validate once; every later use may trust the values."""
@@ -241,9 +241,11 @@ class Preset(NamedTuple):
 
 
 LATE = (6, 7, 8, 9, 10)
-"""Blocks in which `default` and `bold` condense a tower of 12: R = 0.9 there costs what it costs in 3, 6 and 9."""
+"""Blocks in which `default`, `camera` and `mixed` condense a tower of 12: R = 0.9 there costs what it costs in 3, 6
+and 9."""
 _MERGED = Condensation(layers=LATE, counts="exact", merge_prune=(1, 0), K=4, proportional=True)
 _LABELFREE = Preset(_MERGED, Adaptation(debias="careful", lam=10.0, sharpness=2.0), scales=True)
+_MIXED = Preset(_MERGED, replace(_LABELFREE.adaptation, debias="bold"), scales=True)
 _PAPER = Preset(
     Condensation(counts="exact", rows="both", anchor_kv=True),
     Adaptation(key="class_term", kernel="linear", domain="probabilities", layer_weights="index", lam=2.0, beta=1.0),
@@ -283,7 +285,9 @@ def _tuned(name: str) -> Preset:
 PRESETS: dict[str, Preset] = {
     "default": _LABELFREE,
     "labelfree": _LABELFREE,
-    "bold": Preset(_MERGED, replace(_LABELFREE.adaptation, debias="bold"), scales=True),
+    "camera": Preset(_MERGED, replace(_LABELFREE.adaptation, debias="camera", lam=0.0, M=1), scales=True),
+    "mixed": _MIXED,
+    "bold": _MIXED,
     "fixed": Preset(Condensation(), Adaptation()),
     "paper": _PAPER,
     "released": _RELEASED,
@@ -291,8 +295,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-PresetName = Literal["default", "labelfree", "bold", "fixed", "paper", "released"] | str
+PresetName = Literal["default", "labelfree", "camera", "mixed", "bold", "fixed", "paper", "released"] | str
 """A name of `list_presets()`; those of `released` for one data set are `released/eurosat` and so on."""
+STREAMS = {"camera": "camera", "mixed": "mixed"}
+"""The preset for a kind of stream: few classes for a long time each, or many classes in no order."""
 
 
 def list_presets() -> list[str]:
@@ -300,7 +306,7 @@ def list_presets() -> list[str]:
 
     Example:
         >>> list_presets()[:4]
-        ['bold', 'default', 'fixed', 'labelfree']
+        ['bold', 'camera', 'default', 'fixed']
     """
     return sorted(PRESETS)
 

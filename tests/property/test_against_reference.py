@@ -66,7 +66,7 @@ def adaptations(draw: st.DrawFn) -> Adaptation:
         layer_weights=draw(st.sampled_from(["linspace", "index"])),
         order=draw(st.sampled_from(["predict_first", "update_first"])),
         exclude_own=draw(st.booleans()),
-        debias=draw(st.sampled_from(["off", "careful", "bold"])),
+        debias=draw(st.sampled_from(["off", "careful", "bold", "camera"])),
     )
 
 

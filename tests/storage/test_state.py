@@ -42,9 +42,9 @@ def same(one: Tensors, other: Tensors) -> bool:
 
 def rewrite(source: Path, target: Path, change: Callable[[Tensors], object]) -> None:
     """The same file with other tensors and a right seal, as somebody else could make one."""
-    tensors, facts = sealed.read_tensors(source, "lessmore.state/6", 1 << 30, "")
+    tensors, facts = sealed.read_tensors(source, SCHEMA, 1 << 30, "")
     change(tensors)
-    sealed.write_tensors(target, tensors, "lessmore.state/6", facts)
+    sealed.write_tensors(target, tensors, SCHEMA, facts)
 
 
 def nan(name: str) -> Callable[[Tensors], object]:
@@ -95,9 +95,10 @@ def test_states_that_make_no_sense_are_refused_and_the_adapter_stays(reason: str
     assert same(made._answerer.method.state(), before) and made.health() == health
 
 
-def test_states_of_long_streams_make_sense() -> None:
+@pytest.mark.parametrize("words", [None, "camera"])
+def test_states_of_long_streams_make_sense(words: str | None) -> None:
     """The bounds hold wherever a stream can lead: noise, one image again and again, a change of domain."""
-    made = lessmore.adapt("tiny", CLASSES)
+    made = lessmore.adapt("tiny", CLASSES, stream=words)
     noise = images(150)
     stream = [*noise[:60], *[noise[0]] * 30, *(0.2 * image + 0.7 for image in noise[60:])]
     for count, image in enumerate(stream):
@@ -168,10 +169,10 @@ def test_a_file_without_a_seal_is_refused(tmp_path: Path) -> None:
     """Also one whose header says the right things."""
     made = adapter()
     made.save(tmp_path / "state")
-    facts = sealed.read_facts(tmp_path / "state", "lessmore.state/6")
+    facts = sealed.read_facts(tmp_path / "state", SCHEMA)
     tensors = load_file(tmp_path / "state")
     for seal in ({}, {"seal": ""}, {"seal": "0" * 64}, {"seal": "ü" * 64}):
-        save_file(tensors, tmp_path / "bare", {"schema": "lessmore.state/6", "facts": json.dumps(facts), **seal})
+        save_file(tensors, tmp_path / "bare", {"schema": SCHEMA, "facts": json.dumps(facts), **seal})
         with pytest.raises(StateError, match="checksum"):
             made.restore(tmp_path / "bare")
 
@@ -179,7 +180,7 @@ def test_a_file_without_a_seal_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("facts", ["[]", "3", "nothing", "[" * 100_000, "{}", '{"identity": 3, "facts": {}}'])
 def test_facts_that_are_none_are_refused(facts: str, tmp_path: Path) -> None:
     file = tmp_path / "state"
-    save_file({}, file, {"schema": "lessmore.state/6", "facts": facts, "seal": "0" * 64})
+    save_file({}, file, {"schema": SCHEMA, "facts": facts, "seal": "0" * 64})
     sealed._seal(file)
     with pytest.raises(StateError):
         read_state(file, {}, {})

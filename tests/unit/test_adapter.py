@@ -118,11 +118,11 @@ def test_a_state_of_another_model_class_list_or_setting_is_refused_with_the_reas
             other.restore(file)
     with pytest.raises(StateError, match="does not exist"):
         adapter.restore(tmp_path / "nothing")
-    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/6", b"lessmore.state/5"))
+    (tmp_path / "older").write_bytes(file.read_bytes().replace(b"lessmore.state/7", b"lessmore.state/6"))
     with pytest.raises(StateError, match=r"another version of lessmore \(lessmore.state/5, this one reads"):
         adapter.restore(tmp_path / "older")
     (tmp_path / "torn").write_bytes(file.read_bytes()[:100])
-    with pytest.raises(StateError, match="not a readable file of the form lessmore.state/6"):
+    with pytest.raises(StateError, match="not a readable file of the form lessmore.state/7"):
         adapter.restore(tmp_path / "torn")
     with pytest.raises(StateError, match="cannot write"):
         adapter.save(file / "below-a-file")
@@ -135,7 +135,7 @@ def test_the_file_is_plain_tensors_and_facts(vlm: VLM, tmp_path: Path) -> None:
     adapter.save(tmp_path / "s")
     with safe_open(tmp_path / "s", framework="pt") as file:
         assert set(file.keys()) == set(NAMES) - {"means"}
-        assert file.metadata()["schema"] == "lessmore.state/6"
+        assert file.metadata()["schema"] == "lessmore.state/7"
     assert [f.name for f in tmp_path.iterdir()] == ["s"]  # nothing temporary stays
 
 

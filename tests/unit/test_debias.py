@@ -16,8 +16,8 @@ from lessmore.core.class_texts import ClassTexts
 from lessmore.core.debias import (
     MEMORY,
     OFTEN,
-    PRIOR_WEIGHT,
     RECENT,
+    RULES,
     StreamMean,
     centred,
     empty_stream_mean,
@@ -74,7 +74,7 @@ def follow(
     towards, state = plain_texts(text), start or nothing(len(text))
     answers, states = [], []
     for z in logits:
-        answer, state = observe(state, z, z, towards, PRIOR_WEIGHT[how])
+        answer, state = observe(state, z, z, towards, RULES[how])
         answers.append(answer)
         states.append(state)
     return torch.stack(answers), states
@@ -88,7 +88,7 @@ def side_by_side(logits: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     observe_each = torch.vmap(observe, in_dims=(0, 0, 0, None, None))
     answers, changes = [], []
     for i in range(T):
-        answer, state = observe_each(state, rows[:, i], rows[:, i], towards, PRIOR_WEIGHT["careful"])
+        answer, state = observe_each(state, rows[:, i], rows[:, i], towards, RULES["careful"])
         answers.append(answer)
         changes.append(state.domain_changes)
     mean = centred(state.feature_sum / state.images.unsqueeze(1))
@@ -108,7 +108,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("how", ["careful", "bold"])
+@pytest.mark.parametrize("how", ["careful", "bold", "camera"])
 @pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_equals_loops_in_float64(kind: str, moves: bool, how: str) -> None:
@@ -118,10 +118,10 @@ def test_equals_loops_in_float64(kind: str, moves: bool, how: str) -> None:
     logits = stream(labels, first, 1).double()
     if moves:
         logits[120:] += second - first
-    slow, start = SlowMean(text.numpy(), how == "bold"), nothing(classes, torch.float64)
+    slow, start = SlowMean(text.numpy(), how), nothing(classes, torch.float64)
     answers, states = follow(logits, text, start, how)
     for z, answer, state in zip(logits, answers, states, strict=True):
-        np.testing.assert_allclose(answer, slow.observe(z.numpy()), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(answer, slow.observe(z.numpy(), z.numpy()), rtol=0, atol=1e-8)
         assert float(state.strength) == pytest.approx(slow.w, abs=1e-10)
         assert int(state.domain_changes) == slow.changes
     single, _ = follow(logits.float(), text.float(), how=how)
@@ -150,10 +150,10 @@ def test_logits_that_are_not_finite_leave_no_trace(bad: float) -> None:
     _, states = follow(logits, text)
     broken = logits[0].clone()
     broken[3] = bad
-    answer, after = observe(states[-1], broken, broken, plain_texts(text), PRIOR_WEIGHT["careful"])
+    answer, after = observe(states[-1], broken, broken, plain_texts(text), RULES["careful"])
     torch.testing.assert_close(answer, broken, rtol=0, atol=0, equal_nan=True)
     assert all(torch.equal(a, b) for a, b in zip(after, states[-1], strict=True))
-    _, first = observe(nothing(C), broken, broken, plain_texts(text), PRIOR_WEIGHT["careful"])
+    _, first = observe(nothing(C), broken, broken, plain_texts(text), RULES["careful"])
     assert all(not t.any() for t in first)
 
 
@@ -273,7 +273,7 @@ def test_streams_can_be_mapped_over() -> None:
     observe_each = torch.vmap(observe, in_dims=(0, 0, 0, None, None))
     for i in range(40):
         rows = torch.stack([each[i] for each in logits])
-        answers, states = observe_each(states, rows, rows, plain_texts(text), PRIOR_WEIGHT["careful"])
+        answers, states = observe_each(states, rows, rows, plain_texts(text), RULES["careful"])
         torch.testing.assert_close(answers, torch.stack([each[i] for each in alone]))
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import stream_candidates
 import stream_kinds
 import stream_rules
+import stream_tables
 import streams
 from stream_pool import COVERED, Codes, Pool
 
 from lessmore.config import preset
-from lessmore.core import debias, stream
+from lessmore.core import stream
 from lessmore.core.class_texts import ClassTexts
 from lessmore.core.correction import layer_weights
 from lessmore.core.step import Sample, plain_operations, settle
@@ -92,31 +92,38 @@ def test_a_batch_of_streams_answers_as_one_stream_does(pool: Pool, made: list, n
             assert int(settled.corrected.argmax()) == int(answers[t])
 
 
-def _news(rows: Tensor, texts: ClassTexts) -> tuple[list[Tensor], debias.StreamMean, stream_candidates.Novelty]:
-    mean = debias.empty_stream_mean(WIDTH, CLASSES, "cpu")
-    own = stream_candidates.Novelty(torch.zeros(stream_candidates.RING, WIDTH), *torch.zeros(2))
-    answers = []
-    for feature in rows:
-        answer, mean, own = stream_candidates.observe_new(
-            mean, own, texts.logits(feature), feature, texts, stream_candidates.CHOSEN
-        )
-        answers.append(answer)
-    return answers, mean, own
+def test_the_rule_on_features_answers_as_the_preset_does(pool: Pool, made: list[stream_kinds.Stream]) -> None:
+    """`camera` reads nothing but features, so that its figures can be had without tokens."""
+    some = [one._replace(rows=one.rows[:60]) for one in made[::9]]
+    config, weights = preset("camera").adaptation, torch.ones(DEPTH) / DEPTH
+    assert config.lam == 0
+    operations = plain_operations(pool.texts, weights, config)
+    found = stream_rules.run(stream_candidates.CAMERA, pool, some).answers
+    for one, answers in zip(some, found, strict=True):
+        state = stream.empty(CLASSES, config.M, DEPTH, WIDTH, WIDTH, torch.float32, "cpu")
+        for t, row in enumerate(one.rows):
+            feature = pool.codes["default"].features[row]
+            sample = Sample(pool.codes["default"].tokens[row], feature, pool.texts.logits(feature))
+            settled, state = settle(sample, state, config, operations)
+            assert int(settled.corrected.argmax()) == int(answers[t])
 
 
-def test_the_first_image_gets_zero_shots_answer(pool: Pool) -> None:
-    rows = pool.codes["default"].features[:1]
-    (answer,), _, _ = _news(rows, pool.texts)
-    logits = pool.texts.logits(rows[0])
-    torch.testing.assert_close(answer, logits - logits.mean())
-
-
-def test_a_repeated_frame_teaches_nothing(pool: Pool, made: list[stream_kinds.Stream]) -> None:
-    rows = pool.codes["default"].features[torch.from_numpy(made[0].rows[:30])]
-    _, before, _ = _news(rows, pool.texts)
-    _, after, _ = _news(torch.cat([rows, rows[-1:].repeat(50, 1)]), pool.texts)
-    for name in ("feature_sum", "images", "power", "rise", "span", "answer_counts"):
-        torch.testing.assert_close(getattr(after, name), getattr(before, name))
+@pytest.mark.parametrize("name", ["new", "few, many", "ring", "fade"])
+def test_other_constants_reach_the_rule(pool: Pool, made: list[stream_kinds.Stream], name: str) -> None:
+    # Many classes, displaced, one of them often; then near repeats.
+    often = [one.rows[:100] for one in made if one.condition == "moved" and one.kind in ("i.i.d.", "one class")]
+    rows = np.random.default_rng(0).permutation(np.concatenate(often))
+    features = pool.codes["default"].features[torch.from_numpy(rows)].clone()
+    features[1::3] = F.normalize(features[0::3][:67] + 0.3 * features[1::3], dim=1)
+    remembered = []
+    for word in ("halved", "doubled"):
+        rule = next(one for one in stream_candidates.VARIANTS if one.name == f"{name} {word}")
+        state = rule.start(pool, 1)
+        for feature in features[:, None]:
+            sample = Sample(feature[:, None], feature, pool.texts.logits(feature))
+            scores, state, _ = rule.step(state, sample, pool)
+        remembered.append([*state, scores])
+    assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(*remembered, strict=True))
 
 
 def test_cells_resample_photographs(pool: Pool, made: list[stream_kinds.Stream]) -> None:
@@ -127,3 +134,14 @@ def test_cells_resample_photographs(pool: Pool, made: list[stream_kinds.Stream])
     rows = np.concatenate([one.rows for one in made if (one.kind, one.condition) == ("i.i.d.", "moved")])
     assert low <= gain == 0 <= high
     assert accuracy == pytest.approx(100 * pool.right[rows].mean(), abs=0.01)
+
+
+def test_the_pages_hold_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).resolve().parents[2]
+    results = sorted((root / "benchmarks/results/streams").glob("*.json"))
+    pages = [(root / "docs" / name).read_text(encoding="utf-8") for name in ("streams-evidence.md", "streams.md")]
+    stream_tables.show(results)
+    assert capsys.readouterr().out.strip() in pages[0]
+    stream_tables.show(results, ["default", "camera", "mixed"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| camera |")]
+    assert rows and all(row in pages[1] for row in rows if row.count("|") > 3 and " / " in row and "–" not in row[:14])

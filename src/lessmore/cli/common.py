@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, SOME_FAILED, INTERRUPTED = 0, 1, 3, 130
 """Exit codes; 2, wrong usage, is the parser's own."""
-_FLAGS: tuple[str, ...] = ("model", "classes", "templates", "method", "preset", "R", "reducer")
+_FLAGS: tuple[str, ...] = ("model", "classes", "templates", "method", "preset", "stream", "R", "reducer")
 _FLAGS += ("engine", "precision", "calibrate", "device", "unknown", "dtype")
 _OBJECTS = ("seed", "tokenizer", "preprocess", "cache")
 """Arguments of `adapt` that are not settings."""
@@ -90,10 +90,12 @@ def new_parser(description: str | None, examples: str) -> ArgumentParser:
 
 
 def add_budget(args: ArgumentParser) -> None:
-    """Options --preset and --R."""
+    """Options --preset, --stream and --R."""
     args.add_argument(
         "--preset", type=str, default="default", help=", ".join(p for p in list_presets() if "/" not in p)
     )
+    stream = "camera: it shows few classes for a long time each; mixed: many, in no order; instead of --preset"
+    args.add_argument("--stream", type=str | None, default=None, help=stream)
     args.add_argument(
         "--R", type=float | None, default=None, help="kept fraction of the tokens, by default the preset's"
     )
@@ -180,7 +182,7 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
     from lessmore.adapter import adapt
     from lessmore.models.devices import choose_device
 
-    own = {"R": args.R, "preset": args.preset, "templates": args.templates}
+    own = {"R": args.R, "preset": args.preset, "stream": args.stream, "templates": args.templates}
     flags = ("method", "reducer", "engine", "precision", "calibrate", "unknown")
     own |= {name: args[name] for name in flags if name in args}
     clash = next((name for name in args.options if name in _FLAGS + _OBJECTS), None)

@@ -76,7 +76,9 @@ def run(args: Namespace) -> int:
     classes, vlm = _classes(args.classes), blank_model(args.model)
     with made_up_files(args.method, vlm) as files:
         options = {**args.options, **files}
-        chosen, name, own = resolve(args.method, args.preset, args.R, args.reducer, options, vlm.vision.shape)
+        chosen, name, own = resolve(
+            args.method, args.preset, args.R, args.reducer, options, vlm.vision.shape, args.stream
+        )
     method = blank_method(args.method, vlm, chosen, classes, own)
 
     def one_pass(way: Accounting) -> Costs:

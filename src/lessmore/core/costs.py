@@ -222,11 +222,11 @@ def _merging(p: _Pass, condensation: Condensation) -> int:
 def _correction(block: BlockShape, adaptation: Adaptation, classes: int) -> int:
     """Cosines with every stored token of every layer, and those among the candidates of one class.
 
-    Debiasing multiplies the mean token of the stream with every stored token as well.
+    Debiasing multiplies the mean token of the stream with every stored token as well. With λ = 0 no cosine is taken.
     """
     M, D = adaptation.M, block.width
     eviction = (M + 1) ** 2 * D if adaptation.strategy in ("similarity", "diversity") else 0
-    rows = 1 if adaptation.debias == "off" else 2
+    rows = 0 if adaptation.lam == 0 else 1 if adaptation.debias == "off" else 2
     return rows * classes * M * block.depth * D + eviction
 
 

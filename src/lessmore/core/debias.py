@@ -31,6 +31,9 @@ The same statistics say how far TCA's memory can be trusted (`trust`).
 
 The first image of a stream gets zero-shot's answer. A domain in which zero-shot sees one class everywhere looks like a
 stream of that class and is left alone, unless the caller knows better (`bold`).
+
+`camera` is the rule for a camera, which sees few classes for a long time each. In all sums a frame counts by how new it
+is (`lessmore.core.novelty`), and `few` rises beyond 1, up to 2.5, the more evenly images scatter both ways.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ import torch
 from torch import Tensor
 
 from lessmore.core.class_texts import ClassTexts
+from lessmore.core.novelty import RING, Novelty, news
 
 MEMORY = 150.0
 """Effective images that are remembered."""
@@ -53,8 +57,21 @@ RECENT, SLACK, ALARM, PAST = 16.0, 0.5, 10.0, 1000.0
 raises the alarm; images that define what is usual."""
 HALF, GROWN = 0.5, 20.0
 """Images of a class, and effective images of the stream, at which stored entries have half their weight."""
-PRIOR_WEIGHT = {"careful": 1.0, "bold": 0.25}
-"""Weight of the doubt about few classes, by what the caller knows of the stream."""
+
+
+class Rule(NamedTuple):
+    """What the rules differ in, by what the caller knows of the stream."""
+
+    prior_weight: float
+    """Weight of the doubt about few classes."""
+    most: float = 1.0
+    """The largest `few`."""
+    new: float = 0.0
+    """Share of the mean squared distance at which a frame is wholly new; at 0 all frames count alike."""
+
+
+RULES = {"careful": Rule(1.0), "bold": Rule(0.25), "camera": Rule(1.0, most=2.5, new=0.25)}
+"""By the value of `Adaptation.debias`."""
 
 
 class StreamMean(NamedTuple):
@@ -97,6 +114,15 @@ class StreamMean(NamedTuple):
     """Sum of x times the x before it."""
     drift_images: Tensor
     """Images that have an x."""
+    last_frames: Tensor
+    """This and the following: the fields of `Novelty`, zeros where all frames count alike. `[RING, E]`."""
+    distance_sum: Tensor
+    distances: Tensor
+
+    @property
+    def novelty(self) -> Novelty:
+        """What tells new frames from known ones."""
+        return Novelty(self.last_frames, self.distance_sum, self.distances)
 
 
 def empty_stream_mean(E: int, C: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> StreamMean:
@@ -108,7 +134,7 @@ def empty_stream_mean(E: int, C: int, device: torch.device | str, dtype: torch.d
         device: Where to put it.
         dtype: float32 or wider.
     """
-    shapes = {"feature_sum": (E,), "recent_feature": (E,)}
+    shapes: dict[str, tuple[int, ...]] = {"feature_sum": (E,), "recent_feature": (E,), "last_frames": (RING, E)}
     shapes |= dict.fromkeys(("answer_counts", "standout_counts", "last_answer"), (C,))
     return StreamMean(*(torch.zeros(shapes.get(f, ()), dtype=dtype, device=device) for f in StreamMean._fields))
 
@@ -124,7 +150,7 @@ def trust(mean: StreamMean) -> Tensor:
 
 
 def observe(
-    mean: StreamMean, logits: Tensor, feature: Tensor, texts: ClassTexts, prior_weight: float
+    mean: StreamMean, logits: Tensor, feature: Tensor, texts: ClassTexts, rule: Rule
 ) -> tuple[Tensor, StreamMean]:
     """Debias the next image of a stream and remember it.
 
@@ -136,7 +162,7 @@ def observe(
             trace.
         feature: L2-normalised feature of the image, `[E]`.
         texts: The class embeddings.
-        prior_weight: One of `PRIOR_WEIGHT`.
+        rule: One of `RULES`.
 
     Returns:
         The debiased logits `[C]` and what is remembered with this image.
@@ -149,31 +175,35 @@ def observe(
     C, again = len(z), mean.images > 0
     total, recent = (centred(texts.logits(v.to(wide.dtype))) for v in (mean.feature_sum, mean.recent_feature))
 
-    before = total / mean.images.clamp_min(1e-9)
+    number = mean.images.clamp_min(1e-9)
+    u, novelty = torch.ones_like(number), mean.novelty
+    if rule.new:
+        u, novelty = news(novelty, f, mean.feature_sum / number, again, rule.new)
+    counted, before = torch.where(again, u, 0), total / number
     rest = z - before
     high, low = rest.amax(dim=-1), rest.amin(dim=-1)
-    turn = torch.where(again, (p - mean.last_answer).square().sum(), 0)
-    rise, span = mean.rise + torch.where(again, high + low, 0), mean.span + torch.where(again, high - low, 0)
-    images, power, effective = mean.images + 1, mean.power + z.square().mean(), mean.effective_samples + turn
+    turn = counted * (p - mean.last_answer).square().sum()
+    rise, span = mean.rise + counted * (high + low), mean.span + counted * (high - low)
+    images, power, effective = mean.images + u, mean.power + u * z.square().mean(), mean.effective_samples + turn
 
-    mean_logits = (total + z) / images
-    strength, few = _strength(mean_logits, power / images, effective, rise, span, mean.answer_counts, prior_weight)
+    mean_logits = (total + u * z) / images
+    strength, few = _strength(mean_logits, power / images, effective, rise, span, mean.answer_counts, rule)
     height = (rise + span) / (2 * images)
     often = (mean.standout_counts / mean.standout_counts.sum().clamp_min(1e-9) - OFTEN / C).clamp_min(0)
     domain = mean_logits - LIFT * height * often
     lengths = (1 - 2 * strength * texts.bias + strength.square() * texts.bias.mean()).clamp_min(1e-12).sqrt()
     answer = (z - strength * domain) / lengths
 
-    likely, each = (z - (1 - few) * strength * mean_logits).argmax(), torch.arange(C, device=z.device)
+    likely, each = (z - (1 - few).clamp_min(0) * strength * mean_logits).argmax(), torch.arange(C, device=z.device)
     changed, watch = _watch(mean, recent - before, rest, images > 2 * RECENT, turn)
-    newest = mean.recent_feature + (f - mean.recent_feature) / images.clamp_max(RECENT)
+    newest = mean.recent_feature + u * (f - mean.recent_feature) / images.clamp(1, RECENT)
     keep = torch.where(changed, RECENT / images, 1)
     keep = keep * (MEMORY / (keep * effective).clamp_min(1e-9)).clamp_max(1)
     after = StreamMean(
-        feature_sum=keep * torch.where(changed, images * newest, mean.feature_sum + f),
+        feature_sum=keep * torch.where(changed, images * newest, mean.feature_sum + u * f),
         recent_feature=newest,
-        answer_counts=keep * (mean.answer_counts + (each == likely)),
-        standout_counts=keep * (mean.standout_counts + (each == rest.argmax())),
+        answer_counts=keep * (mean.answer_counts + u * (each == likely)),
+        standout_counts=keep * (mean.standout_counts + u * (each == rest.argmax())),
         last_answer=p,
         images=keep * images,
         power=keep * power,
@@ -183,6 +213,7 @@ def observe(
         strength=strength,
         domain_changes=mean.domain_changes + changed,
         **watch,
+        **novelty._asdict(),
     )
     after = StreamMean(*(torch.where(finite, new, old) for new, old in zip(after, mean, strict=True)))
     return torch.where(finite, answer.to(logits.dtype), logits), after
@@ -200,12 +231,12 @@ def _strength(
     rise: Tensor,
     span: Tensor,
     answers: Tensor,
-    prior_weight: float,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor]:
     """The strength w, and whether classes may be few; mean_logits and answers `[C]`, the others `[]`."""
     classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
-    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, 1)
-    chance = 1 / (1 + effective) + prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
+    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, rule.most)
+    chance = 1 / (1 + effective) + rule.prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
     ratio = power / mean_logits.square().mean().clamp_min(1e-12)
     return (1 - ratio * chance).clamp_min(0), few
 

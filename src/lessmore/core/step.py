@@ -19,7 +19,7 @@ from lessmore.config import Adaptation
 from lessmore.core import debias, reservoir, stream
 from lessmore.core.class_texts import ClassTexts
 from lessmore.core.correction import affinities, class_scores, correct, votes
-from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
+from lessmore.core.debias import RULES, StreamMean
 from lessmore.core.reservoir import Placement
 from lessmore.core.stream import Delta, StreamState
 from lessmore.core.token_mean import updated_mean
@@ -76,8 +76,7 @@ def plain_observe(
     """
     if config.debias == "off":
         return sample.logits, state.stream_mean
-    weight = PRIOR_WEIGHT[config.debias]
-    return debias.observe(state.stream_mean, sample.logits, sample.feature, texts, weight)
+    return debias.observe(state.stream_mean, sample.logits, sample.feature, texts, RULES[config.debias])
 
 
 def plain_admit(config: Adaptation, state: StreamState, sample: Sample, debiased: Tensor) -> tuple[Placement, Tensor]:
@@ -158,8 +157,10 @@ def settle(
     if config.order == "update_first":
         state = operations.apply(state, delta)
     off = config.debias == "off"
-    affinity = operations.affinities(state, sample, None if off else token_mean)
-    scores = class_scores(affinity, votes(state.reservoir.ids, placement.id, config), config)
+    scores = torch.zeros_like(debiased)
+    if config.lam:  # else nothing stored has a say, and reading it all would be in vain
+        affinity = operations.affinities(state, sample, None if off else token_mean)
+        scores = class_scores(affinity, votes(state.reservoir.ids, placement.id, config), config)
     if config.order == "predict_first":
         state = operations.apply(state, delta)
     corrected = correct(debiased, scores, config, None if off else debias.trust(stream_mean))

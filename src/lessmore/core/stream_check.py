@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lessmore.core.debias import MEMORY, PAST
+from lessmore.core.novelty import APART, FADE
 from lessmore.core.stream import StreamState
 from lessmore.core.token_mean import SHARE
 
@@ -38,7 +39,7 @@ def problem(state: Mapping[str, Tensor]) -> str | None:
     wide = {
         name: tensor if name == "anchors" else tensor.double() for name, tensor in state.items()
     }  # anchors are large
-    for holds, reason in (*_reservoir(wide), *_mean(wide), *_domain(wide)):
+    for holds, reason in (*_reservoir(wide), *_mean(wide), *_domain(wide), *_novelty(wide)):
         if not bool(holds):
             return reason
     return None
@@ -115,3 +116,13 @@ def _domain(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
     yield 0 <= state["drift_power"] <= LARGEST, "drift_power is out of range"
     yield state["drift_product"].abs() <= LARGEST, "drift_product is out of range"
     yield state["last_drift"].abs() <= LARGEST, "last_drift is out of range"
+
+
+def _novelty(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bool, str]]:
+    """What tells new frames from known ones."""
+    lengths, distances = state["last_frames"].norm(dim=1), state["distances"]
+    empty = lengths == 0
+    yield (empty | ((lengths - 1).abs() <= _ROOM)).all(), "last_frames holds what is no feature"
+    yield (empty.double().diff() <= 0).all(), "last_frames does not fill from the end"
+    yield 0 <= distances <= FADE / (1 - FADE) + _ROOM, "distances is out of range"
+    yield 0 <= state["distance_sum"] <= APART * distances * (1 + _ROOM) + _ROOM, "distance_sum is out of range"

@@ -65,6 +65,8 @@ class Health:
     """Share of the stream mean that is removed from the answers, 0 to 1."""
     domain_changes: int = 0
     """Changes of domain that were noticed."""
+    mean_images: float = 0.0
+    """Images that the stream mean rests on; with `stream="camera"` a frame counts by how new it is."""
     refused_in_a_row: int = 0
     """Answers refused since the last one that was not."""
     set_aside: int = 0
@@ -230,6 +232,7 @@ class Answerer:
             mean = self.method.stream_mean() if isinstance(self.method, FollowsStream) else None
             if mean is not None:
                 health.strength, health.domain_changes = float(mean.strength), int(mean.domain_changes)
+                health.mean_images = float(mean.images)
             if math.isfinite(self.gate.threshold):
                 health.unknown_threshold = self.gate.threshold
             return health

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lessmore.core import debias
-from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
+from lessmore.core.debias import RULES, StreamMean
 from lessmore.core.encoder import Encoded
 from lessmore.core.stream import StreamState
 from lessmore.core.token_mean import updated_mean
@@ -53,11 +53,10 @@ def observed(
         return observe_all(state, encoded.feature, logits, images, setup)
     from lessmore.engines.kernels import debias as kernel
 
-    answers, trust, after = torch.empty_like(logits), torch.empty_like(logits), packed.like()
-    kernel.scan(
-        logits, encoded.feature, images, setup.class_texts, packed, after, answers, trust, PRIOR_WEIGHT[config.debias]
-    )
-    return ChunkDebiased(answers, after.view(), trust)
+    rule, answers, trust = RULES[config.debias], torch.empty_like(logits), torch.empty_like(logits)
+    after = packed.like(distances=rule.new > 0)
+    frames = kernel.scan(logits, encoded.feature, images, setup.class_texts, packed, after, answers, trust, rule)
+    return ChunkDebiased(answers, after._replace(last_frames=frames).view(), trust)
 
 
 def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Tensor, setup: Setup) -> ChunkDebiased:
@@ -71,11 +70,11 @@ def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Ten
         setup: The model and the settings.
     """
     real = torch.arange(len(logits), device=logits.device) < images
-    weight = PRIOR_WEIGHT[setup.preset.adaptation.debias]
+    rule = RULES[setup.preset.adaptation.debias]
     mean, answers, trusts = state.stream_mean, [], []
     for own, row, counts in zip(feature, logits, real, strict=True):
         found = torch.where(counts, row, torch.nan)
-        answer, mean = debias.observe(mean, found, own, setup.class_texts, weight)
+        answer, mean = debias.observe(mean, found, own, setup.class_texts, rule)
         answers.append(torch.where(counts, answer, row))
         trusts.append(debias.trust(mean))
     return ChunkDebiased(torch.stack(answers), mean, torch.stack(trusts))

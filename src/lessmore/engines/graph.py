@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
-from lessmore.core.debias import PRIOR_WEIGHT, StreamMean
+from lessmore.core.debias import RULES, StreamMean
 from lessmore.core.stream import StreamState
 from lessmore.engines import fused_tower
 from lessmore.engines.batching import copied
@@ -136,10 +136,12 @@ class Fused:
         setup, config = method.setup, method.setup.preset.adaptation
         tokens, debiased, token_mean, trust = self.tower.tokens, self.logits, None, None
         if config.debias != "off":
-            weight, debiased, trust = PRIOR_WEIGHT[config.debias], self.debiased, self.trust
+            rule, debiased, trust = RULES[config.debias], self.debiased, self.trust
             with beside(self.side):  # one small program, while others look through the reservoir
-                after = self.packed, debiased, trust, weight, self.mean_logits
-                scan(self.logits, self.feature, self.one, setup.class_texts, self.packed, *after)
+                after = self.packed, debiased, trust, rule, self.mean_logits
+                frames = scan(self.logits, self.feature, self.one, setup.class_texts, self.packed, *after)
+                if rule.new:
+                    self.packed.last_frames.copy_(frames)
             place = state.token_mean, state.token_mean, self.sums
             token_mean = follow(tokens[None], self.feature, self.one, state.reservoir.step, *place)
         anchors = state.reservoir.anchors

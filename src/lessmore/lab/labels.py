@@ -11,7 +11,9 @@ from collections.abc import Iterable
 _WHAT = {
     "default": "TCA as we set it: late, size-aware merging and label-free debiasing",
     "labelfree": "another name of default",
-    "bold": "default with stronger debiasing, for streams known to show many of their classes",
+    "camera": "condensed as default, with debiasing for cameras and no correction from memory",
+    "mixed": "default with stronger debiasing, for streams known to show many of their classes",
+    "bold": "another name of mixed",
     "fixed": "the paper's method with one setting of ours for all data, and other named differences",
     "paper": "TCA as the paper writes it",
     "released": "TCA as its authors released it",

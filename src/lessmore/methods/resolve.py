@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lessmore.config import LATE, Condensation, Preset, preset
+from lessmore.config import LATE, STREAMS, Condensation, Preset, preset
 from lessmore.core.condense.registry import reducer_for, resolve_reducer
 from lessmore.core.condense.schedule import schedule
 from lessmore.core.vit import ViTShape
-from lessmore.errors import ConfigError
+from lessmore.errors import ConfigError, unknown
 from lessmore.methods.registry import method_options, split_options
 
 LATE_DEPTH = 12
@@ -38,6 +38,7 @@ def resolve(
     reducer: str = "auto",
     options: Mapping[str, Any] | None = None,
     shape: ViTShape | None = None,
+    stream: str | None = None,
 ) -> Resolved:
     """Settings from what a caller says.
 
@@ -49,6 +50,7 @@ def resolve(
         options: Single fields of the preset, and the method's own options.
         shape: The tower, where it is known. The blocks of `default` then follow its depth, and everything that cannot
             run on it is refused.
+        stream: What the caller knows of the stream, one of `STREAMS`, instead of a preset; None if nothing.
 
     Raises:
         ConfigError: A name or value is unknown, or the combination is impossible; the message names the remedy.
@@ -57,7 +59,7 @@ def resolve(
     method_options(method, own)
     if R is not None and "R" in shared:
         raise ConfigError("R is given twice; give it once, by itself or among the options")
-    chosen = preset(preset_name, **shared, **({} if R is None else {"R": R}))
+    chosen = preset(preset_for(method, preset_name, stream), **shared, **({} if R is None else {"R": R}))
     name, base = reducer_for(reducer, method), chosen.condensation
     if chosen.scales and name != "tca":
         # The late blocks are TCA's own; the other reducers keep those they were published with.
@@ -66,10 +68,40 @@ def resolve(
     return Resolved(chosen if shape is None else fit_to_tower(chosen, shape), name, own)
 
 
+def preset_for(method: str, preset_name: str, stream: str | None) -> str:
+    """The preset that a caller means who says what his stream is like.
+
+    Args:
+        method: Name of the method.
+        preset_name: Name of the preset; `default` if he names none.
+        stream: One of `STREAMS`, or None.
+
+    Raises:
+        ConfigError: No such kind of stream is known, another preset is named too, or the method has no use for it.
+
+    Example:
+        >>> preset_for("tca", "default", "camera"), preset_for("tca", "paper", None)
+        ('camera', 'paper')
+    """
+    if stream is None:
+        return preset_name
+    if stream not in STREAMS:
+        raise ConfigError(unknown("kind of stream", stream, STREAMS))
+    if method != "tca":
+        raise ConfigError(
+            f"stream={stream!r} is for method 'tca'; method {method!r} has no setting for it, leave it out"
+        )
+    if preset_name not in ("default", STREAMS[stream]):
+        raise ConfigError(
+            f"stream={stream!r} means preset {STREAMS[stream]!r}, not {preset_name!r}; give one of the two"
+        )
+    return STREAMS[stream]
+
+
 def fit_to_tower(chosen: Preset, shape: ViTShape) -> Preset:
     """Settings whose blocks exist in a tower.
 
-    The blocks of `default` and `bold` scale with the depth of a shallower tower; other presets are refused there.
+    The blocks of `default`, `camera` and `mixed` scale with the depth of a shallower tower; others are refused there.
 
     Args:
         chosen: The settings.

@@ -15,6 +15,7 @@ from lessmore.core.correction import layer_weights, probabilities
 from lessmore.core.costs import Accounting, costs
 from lessmore.core.debias import StreamMean
 from lessmore.core.encoder import Encoded, encode
+from lessmore.core.novelty import followed_frames
 from lessmore.core.reservoir import ready_anchors
 from lessmore.core.step import Operations, Sample, plain_operations, settle
 from lessmore.core.stream import Delta, StreamState
@@ -147,6 +148,7 @@ class TCA:
         """What the last image did to the state; of tokens that were not stored, nothing is kept."""
         assert self._last is not None, "no image was answered yet"
         delta = self._last.named()
+        delta["last_frames"] = delta["last_frames"][-1:]  # the others were there before
         return delta if int(delta["slot"]) >= 0 else {**delta, "tokens": delta["tokens"][:0]}
 
     def redo(self, delta: Mapping[str, Tensor]) -> None:
@@ -159,7 +161,9 @@ class TCA:
             raise ValueError(reason)
         own = self.stream.reservoir.anchors[0, 0]
         tokens = delta["tokens"] if len(delta["tokens"]) else torch.zeros_like(own)
-        self.stream = self.operations.apply(self.stream, stream.delta_from_named({**delta, "tokens": tokens}))
+        frames = followed_frames(self.stream.stream_mean.last_frames, delta["last_frames"][-1])
+        whole = {**delta, "tokens": tokens, "last_frames": frames}
+        self.stream = self.operations.apply(self.stream, stream.delta_from_named(whole))
 
     def reset(self) -> None:
         """Forget the stream; the state's tensors keep their addresses."""

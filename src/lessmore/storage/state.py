@@ -20,7 +20,7 @@ from torch import Tensor
 from lessmore.errors import StateError
 from lessmore.storage.sealed import read_tensors, write_tensors
 
-SCHEMA = "lessmore.state/6"
+SCHEMA = "lessmore.state/7"
 REMEDY = "restore another copy, or start with reset()"
 """What to do about a state that cannot be restored."""
 _HEADER = 1 << 26
