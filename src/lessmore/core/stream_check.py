@@ -50,12 +50,14 @@ def delta_problem(state: StreamState, delta: Mapping[str, Tensor]) -> str | None
 
     Args:
         state: The state before the image.
-        delta: The tensors of `Delta.named`; of an image that was not stored, without its tokens.
+        delta: The tensors of `Delta.named`, of the last frames the newest alone; of an image not stored, without
+            its tokens.
     """
     held = state.reservoir
     C, M, L, D = held.anchors.shape
     own = {name: tensor for name, tensor in state.named().items() if name not in held._fields}
     own["key"] = held.keys[0, 0]
+    own["last_frames"] = own["last_frames"][-1:]
     forms = {name: (tensor.dtype, tensor.shape) for name, tensor in own.items()}
     forms |= {name: (torch.int64, torch.Size()) for name in ("label", "slot", "id")}
     found = {name: (tensor.dtype, tensor.shape) for name, tensor in delta.items() if name != "tokens"}
