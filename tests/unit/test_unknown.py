@@ -289,3 +289,15 @@ def test_refused_answers_are_not_called_unknown(monkeypatch: pytest.MonkeyPatch)
     found = one(images(1)[0])
     assert found.refused and not found.unknown and found.unknown_score is None
     assert one.answerer.gate.saved()["scores"] == []
+
+
+def test_a_compiled_encoder_keeps_out_too() -> None:
+    pytest.importorskip("openvino")
+    stream = images(12)
+    threshold = middling(12)
+    plain, compiled = (adapter(engine=engine, unknown=threshold) for engine in ("eager", "openvino"))
+    for image in stream:
+        mine, theirs = plain(image), compiled(image)
+        assert mine.unknown_score == pytest.approx(theirs.unknown_score, abs=1e-4)
+        assert mine.unknown == theirs.unknown or abs(threshold - (mine.unknown_score or 0)) < 1e-4
+    assert compiled.health().unknown > 0

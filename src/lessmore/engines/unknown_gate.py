@@ -34,9 +34,9 @@ from lessmore.methods import KeepsOut, Method, Outcome
 
 NOMINAL = 0.05
 """Share of the known images that `auto` is meant to call unknown."""
-SPREADS, NEAREST = 2.0, 0.1
+SPREADS, NEAREST = 2.5, 0.1
 """Where the threshold lies. Known images have a longer far tail than a normal distribution, of which 1.64 would do."""
-MOST, PAST, START, RECENT = 0.1, 128, 32, 16
+MOST, PAST, START, RECENT = 0.2, 128, 32, 16
 _NEAREST_SPREAD = 1.2816
 
 UnknownRule = Literal["off", "auto"] | float
