@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from lessmore.cameras.answer import CameraAnswer
 from lessmore.cameras.reader import ReadingOptions
 from lessmore.cameras.source import read_sources
 from lessmore.cameras.watch import Watch, WatchOptions
 from lessmore.cli import main
 from lessmore.cli.watch_lines import WatchLines
+from lessmore.cli.watch_rows import continue_rows
 from tests.cameras.scenes import FLAGS, fresh, of_source, pictures, read_rows, write_video
 
 
@@ -159,3 +163,24 @@ def test_states_and_rows_that_do_not_fit_are_said(
     state.write_text("a file")
     assert call(clip, "--state", state) == 1
     assert "cannot be a folder" in capsys.readouterr().err
+
+
+def test_rows_of_a_camera_stay_and_those_of_a_file_are_cut(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    answers = [CameraAnswer(name, n, "", n, None, None, "x", 0, 1.0) for n in range(1, 6) for name in ("clip", "cam")]
+    output.write_text("".join(json.dumps(asdict(one)) + "\n" for one in answers) + '{"source": "clip", "numb')
+    clip = write_video(tmp_path / "clip.mp4", pictures()[:2])
+    watch = Watch(fresh(), read_sources([str(clip), "cam=rtsp://127.0.0.1:9/x"]), WatchOptions(), [])
+    for stream in watch.streams:
+        stream.kept.answers = 3
+    continue_rows(output, watch.streams, resume=True)
+    left = [(row["source"], row["number"]) for row in read_rows(output)]
+    assert left == [(name, n) for n in range(1, 6) for name in ("clip", "cam") if name == "cam" or n <= 3]
+    assert [stream.kept.answers for stream in watch.streams] == [3, 5]
+
+
+def test_a_change_of_domain_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = WatchLines([], sys.stdout)
+    for number, changes in enumerate([0, 0, 1, 1], start=1):
+        lines.put(CameraAnswer("cam", number, "", 1, None, None, "x", 0, 1.0, "x", False, domain_changes=changes), None)
+    assert capsys.readouterr().out.splitlines() == [" cam: x 1.00", " cam: the domain has changed"]

@@ -61,6 +61,11 @@ def test_a_video_is_never_written_over_or_through_a_link(tmp_path: Path) -> None
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_source_without_frames_leaves_no_video(tmp_path: Path) -> None:
+    AnnotatedVideo(tmp_path / "out.mp4", "cam").close()
+    assert not (tmp_path / "out.mp4").exists()
+
+
 def test_what_is_killed_can_be_played(tmp_path: Path) -> None:
     recording = AnnotatedVideo(tmp_path / "out.mp4", "cam")
     for i in range(60):

@@ -71,6 +71,8 @@ class AnnotatedVideo(Sink):
             except (FFmpegError, OSError) as error:
                 self._give_up(error)
         self._file.close()
+        if self._stream is None and not self._done:
+            self.path.unlink(missing_ok=True)  # no frame ever came, and an empty file is no video
 
     def _seconds(self, answer: CameraAnswer) -> float:
         """Time of the frame since the first."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lessmore.cameras.source import FrameSource
     from lessmore.cameras.watch import Watch, WatchOptions
 
+_BROKEN = ("failed", "lost")
 EXAMPLES = """examples:
   lessmore watch clip.mp4 --model my-model-folder --classes cats.txt --output out.csv
   lessmore watch 0 rtsp://10.0.0.5/stream1 --model my-model-folder --classes "empty,occupied" --every 1
@@ -214,16 +215,18 @@ def _summary(watch: Watch, quiet: bool) -> None:
         parts = [f"{counts['answered']} frames answered, {counts['changed']} changed by adaptation"]
         parts += [f"{counts[what]} {what}" for what in ("failed", "refused") if counts[what]]
         parts += [f"{stream.reader.reconnects} times opened again"] if stream.reader.reconnects else []
+        changes = stream.adapter.health().domain_changes
+        parts += [f"{changes} changes of domain"] if changes else []
         left = dropped_text(stream)
         parts += [f"left out: {', '.join(left)}"] if left else []
-        parts += [stream.reader.why] if stream.reader.condition == "failed" else []
+        parts += [stream.reader.why] if stream.reader.condition in _BROKEN else []
         say(f"lessmore watch: {stream.source.name}: {'; '.join(parts)}", error=True)
     for problem in watch.problems:
         say(f"lessmore watch: {problem}", error=True)
 
 
 def _code(watch: Watch) -> int:
-    failed = [one for one in watch.streams if one.reader.condition == "failed" or one.counts["failed"]]
+    failed = [one for one in watch.streams if one.reader.condition in _BROKEN or one.counts["failed"]]
     if failed or watch.problems or any(one.counts["refused"] for one in watch.streams):
         return SOME_FAILED
     left = any(one.source.kind == "file" and not one.finished for one in watch.streams)

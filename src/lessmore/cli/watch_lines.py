@@ -36,6 +36,7 @@ class WatchLines(Sink):
         self._paints = file.isatty()
         self._painted, self._next = 0, 0.0
         self._labels: dict[str, str] = {}
+        self._changes: dict[str, int] = {}
         self._how: dict[str, str] = {}
 
     def put(self, answer: CameraAnswer, image: Image.Image | None) -> None:
@@ -48,6 +49,10 @@ class WatchLines(Sink):
         if self._paints:
             self._paint()
             return
+        changes = answer.domain_changes or 0
+        if changes > self._changes.setdefault(answer.source, changes):
+            self._print(f"{answer.time} {answer.source}: the domain has changed")
+        self._changes[answer.source] = max(changes, self._changes[answer.source])
         said = answer.error or ("unknown" if answer.unknown else answer.label) or ""
         if self._labels.get(answer.source) != said:
             self._labels[answer.source] = said
