@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _BROKEN = ("failed", "lost")
 EXAMPLES = """examples:
   lessmore watch clip.mp4 --model my-model-folder --classes cats.txt --output out.csv
-  lessmore watch 0 rtsp://10.0.0.5/stream1 --model my-model-folder --classes "empty,occupied" --every 1
+  lessmore watch 0 rtsp://10.0.0.5/stream1 --stream camera --model my-model-folder --classes "empty,occupied"
   lessmore watch door=rtsp://10.0.0.5/stream1 --model my-model-folder --classes cats.txt --state door/ --resume
   lessmore watch uploads/ --model my-model-folder --classes cats.txt --output out.jsonl --state state/ --resume
   lessmore watch 0 --model my-model-folder --classes cats.txt --save out.mp4 --mqtt mqtt://homeassistant.local
@@ -46,6 +46,9 @@ A source is a webcam's number, an rtsp:// or http:// address, a video file, a fo
 
 Every frame of a file and every image of a folder is answered. Of a camera the newest frame is, and those that came in
 between are left out and counted. A camera that breaks off is opened again.
+
+Say --stream camera where a source shows few of the classes, for a long time each. Without it, adaptation can cost many
+points of accuracy there.
 
 Ctrl-C ends the watch and saves the states. With --resume the same command goes on where it stopped. The exit code is 3
 if a source failed or a frame could not be answered, and 130 if files were left unfinished.
