@@ -196,7 +196,7 @@ def observe(
 
     likely, each = (z - (1 - few).clamp_min(0) * strength * mean_logits).argmax(), torch.arange(C, device=z.device)
     changed, watch = _watch(mean, recent - before, rest, images > 2 * RECENT, turn)
-    newest = mean.recent_feature + u * (f - mean.recent_feature) / images.clamp(1, RECENT)
+    newest = mean.recent_feature + u * (f - mean.recent_feature) / images.clamp(1.0, RECENT)
     keep = torch.where(changed, RECENT / images, 1)
     keep = keep * (MEMORY / (keep * effective).clamp_min(1e-9)).clamp_max(1)
     after = StreamMean(
@@ -235,7 +235,7 @@ def _strength(
 ) -> tuple[Tensor, Tensor]:
     """The strength w, and whether classes may be few; mean_logits and answers `[C]`, the others `[]`."""
     classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
-    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0, rule.most)
+    few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0.0, rule.most)
     chance = 1 / (1 + effective) + rule.prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
     ratio = power / mean_logits.square().mean().clamp_min(1e-12)
     return (1 - ratio * chance).clamp_min(0), few
