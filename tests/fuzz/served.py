@@ -24,7 +24,7 @@ from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.resident import Resident
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore, StateStore
-from lessmore.serve.streams import Look, Streams
+from lessmore.serve.streams import Look, ServedStreams
 from lessmore.storage.state import SCHEMA
 from tests.fuzz.craft import crafted_json, crafted_tensors, rewrite_tensors
 from tests.fuzz.mutate import damaged
@@ -92,12 +92,12 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 class Begun:
-    """Streams that have seen some images, and where each stood after every one of them."""
+    """ServedStreams that have seen some images, and where each stood after every one of them."""
 
     def __init__(self, folder: Path, store: StateStore) -> None:
         chosen = ServerSettings(max_batch=1, snapshot_every=1000)
         self.registry = StreamRegistry(f"sqlite:///{folder / 'registry.db'}", fsync=False)
-        self.streams = Streams(tiny(), chosen, self.registry, store, Metrics())
+        self.streams = ServedStreams(tiny(), chosen, self.registry, store, Metrics())
         self.stood: dict[str, dict[int, dict[str, Any]]] = {}
         with quickly():
             for name, method in METHODS.items():
