@@ -92,7 +92,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 class Begun:
-    """ServedStreams that have seen some images, and where each stood after every one of them."""
+    """Streams that have seen some images, and where each stood after every one of them."""
 
     def __init__(self, folder: Path, store: StateStore) -> None:
         chosen = ServerSettings(max_batch=1, snapshot_every=1000)
