@@ -86,9 +86,11 @@ def test_kept_pictures_are_those_that_were_seen() -> None:
 
 def test_the_camera_tells_the_truth_within_its_limits(shared_server: Server) -> None:
     covered = sum(frames for name, frames in camera.TIMELINE[:4])
-    found = shared_server.client.get("/v1/camera", params={"seed": 7, "start": covered - 2, "count": 4}).json()
-    expected = camera.camera_frames(7, covered - 2, 4)
-    names = world.world_class_names(camera.camera_classes())
+    found = shared_server.client.get(
+        "/v1/camera", params={"kind": "spot", "seed": 7, "start": covered - 2, "count": 4}
+    ).json()
+    expected = camera.camera_frames("spot", 7, covered - 2, 4)
+    names = world.world_class_names(camera.camera_classes("spot"))
     for told, frame in zip(found["frames"], expected, strict=True):
         assert told["label"] == (None if frame.label is None else names[frame.label])
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(told["image"]))), dtype=float) / 255

@@ -328,7 +328,7 @@ def test_plots_of_runs_agree_with_their_summaries(runs: Path) -> None:
 
 
 def load_names(line: plots.PlotLine) -> list[str]:
-    return [path.name.replace("_", " ") for path in Path(line.runs[0].summary["spec"]["dataset"][7:]).iterdir()]
+    return [path.name for path in Path(line.runs[0].summary["spec"]["dataset"][7:]).iterdir()]
 
 
 def test_run_plots_are_saved_and_survive_odd_names(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

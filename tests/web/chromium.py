@@ -24,11 +24,12 @@ _KEYS |= {"Home": 36, "End": 35, "Tab": 9, " ": 32, "Enter": 13}
 class Page:
     """One page in Chromium; use it in a `with` block."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *more: str) -> None:
+        """more: further flags of the browser."""
         assert CHROMIUM is not None
         ours, theirs = os.pipe(), os.pipe()  # it reads from descriptor 3 and writes to 4
         flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in _QUIET)]
-        command = [CHROMIUM, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        command = [CHROMIUM, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe", *more, "about:blank"]
         ends = tuple(fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (ours[0], theirs[1]))
         self._process = subprocess.Popen(
             ["bash", "-c", 'exec "$@" 3<&{} 4>&{}'.format(*ends), "chromium", *command],
@@ -150,11 +151,14 @@ class Page:
 
     def picture(self, path: Path, whole: bool = True) -> None:
         """What the page looks like, as a PNG file."""
-        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **(self._clip(whole)))
-        path.write_bytes(base64.b64decode(data["data"]))
+        path.write_bytes(self.screenshot(self._whole() if whole else None))
 
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
+    def screenshot(self, clip: dict[str, Any] | None) -> bytes:
+        """A part of the page as a PNG; without one, what the window shows."""
+        part = {} if clip is None else {"clip": clip}
+        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=clip is not None, **part)
+        return base64.b64decode(data["data"])
+
+    def _whole(self) -> dict[str, Any]:
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}

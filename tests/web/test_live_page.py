@@ -137,6 +137,20 @@ def test_a_dropped_image_teaches_a_stream(page: Page, server: Server, tmp_path: 
     assert server.client.get("/v1/streams/drop").json()["last"]["label"] in page.text("#verdict")
 
 
+def test_the_browsers_own_camera(server: Server, tmp_path: Path) -> None:
+    server.create("webcam", name="For a camera")
+    with Page(tmp_path, "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as other:
+        show(other, server)
+        says(other, "#streams", "For a camera")
+        other.do("[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'For a camera').click()")
+        other.click("#camera")
+        other.wait("parseInt(document.getElementById('stage-facts').textContent) >= 2")
+        other.click("#camera")
+        says(other, "#camera", "Use this device's camera")
+        assert other.complaints == []
+    assert server.client.get("/v1/streams/webcam").json()["seq"] >= 2
+
+
 def test_the_rendered_camera_counts_what_an_adapter_counts(page: Page, server: Server) -> None:
     show(page, server, part="#try")
     says(page, "#trial-score", "%")
@@ -146,6 +160,10 @@ def test_the_rendered_camera_counts_what_an_adapter_counts(page: Page, server: S
         "[document.getElementById('stage-facts'), ...[...document.querySelectorAll('#trial-score dd')].slice(2)]"
         ".map((e) => parseFloat(e.textContent))"
     )
+    page.do("document.getElementById('trial-kind').value = 'spot'")
+    page.do("document.getElementById('trial-kind').dispatchEvent(new Event('change'))")
+    says(page, "#stage-name", "over a spot")
+    says(page, "#trial-score", "%")
     page.click("#trial-stop")
     page.wait("document.getElementById('stage').hidden")
     end = time.monotonic() + 60
@@ -155,7 +173,10 @@ def test_the_rendered_camera_counts_what_an_adapter_counts(page: Page, server: S
     count = int(facts)
     frames = server.client.get("/v1/camera", params={"count": 60}).json()["frames"][:count]
     setting = server.client.get("/v1/camera", params={"count": 1}).json()["stream"]
-    assert setting == {"classes": world.world_class_names(camera.camera_classes()), **camera.SETTING}
+    assert setting == {
+        "classes": world.world_class_names(camera.camera_classes("belt")),
+        **camera.CAMERAS["belt"].setting,
+    }
     adapter = fresh_adapter(**setting)
     answers = [adapter(base64.b64decode(frame["image"])) for frame in frames]
     labels = [frame["label"] for frame in frames]
@@ -181,6 +202,11 @@ def test_axe_finds_nothing(page: Page, server: Server, dark: bool) -> None:
     page.click("#tokens")
     page.do("new Promise((done) => setTimeout(done, 400))")  # until bars stand still
     assert faults(page) == []
+    page.click("#try")
+    says(page, "#trial-score", "%")
+    page.click("#pause")
+    assert faults(page) == []
+    page.click("#trial-stop")
 
 
 def test_it_asks_for_a_key_and_goes_on_after_a_restart_of_the_server(page: Page, tmp_path: Path) -> None:

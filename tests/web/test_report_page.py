@@ -68,6 +68,8 @@ def page(browser: Page, file: Path) -> Iterator[Page]:
     browser.complaints.clear()
     browser.requests.clear()
     browser.open(file)
+    browser.do("document.getElementById('pick').value = '0'")  # it opens on the run that differs most
+    browser.do("document.getElementById('pick').dispatchEvent(new Event('change'))")
     yield browser
     assert browser.complaints == []
     assert all(url.startswith((file.as_uri(), "data:")) for url in browser.requests)

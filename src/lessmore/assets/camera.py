@@ -1,8 +1,9 @@
 """A rendered camera over one spot of the embedded world: things come and go, night falls, fog comes, a hand covers it.
 
 Every frame follows from the camera's seed and the frame's number alone, so frames can be drawn in any order. The ground
-and the clutter stay as they are. One object at a time moves past, and the next one is of a class drawn anew: a camera
-sees few classes, for several frames each. The weather and the light are those of `TIMELINE`, which repeats.
+and the clutter stay as they are. Over a `spot`, one object at a time moves past and stays for several frames, as most
+cameras see it. Over a `belt`, every frame shows another object. Weather and light are those of `TIMELINE`, again and
+again.
 """
 
 from __future__ import annotations
@@ -30,12 +31,26 @@ ROUND = sum(frames for _, frames in TIMELINE)
 """Frames until the timeline repeats."""
 FADE = 24
 """Frames in which night falls and fog comes or clears."""
-SHORTEST, LONGEST = 6, 24
-"""Frames for which an object is in the picture."""
-CLASSES = 16
-"""Classes of the list; half of them are combinations that no training image showed."""
-SETTING = {"preset": "default"}
-"""How a stream of these frames is adapted: settings of a new stream."""
+
+
+@dataclass(frozen=True)
+class CameraKind:
+    """What passes before a camera."""
+
+    classes: int
+    """Classes of the list; half of them are combinations that no training image showed."""
+    shortest: int
+    """Frames for which an object is in the picture, at least."""
+    longest: int
+    """The same, at most."""
+    setting: dict[str, str]
+    """How such a stream is adapted: settings of a new stream."""
+
+
+CAMERAS = {
+    "belt": CameraKind(48, 1, 1, {"preset": "default"}),
+    "spot": CameraKind(16, 6, 24, {"preset": "camera"}),
+}
 DARKEST, HAZE, GRAIN = 0.6, 0.62, 0.02
 """At full night, the light that is left; in full fog, the share of it in what one sees; the sensor's noise at night."""
 
@@ -63,22 +78,29 @@ class _Visit(NamedTuple):
 
 
 @cache
-def camera_classes() -> list[Combination]:
-    """The classes that pass by."""
-    return world.test_classes(CLASSES, seed=2)
+def camera_classes(kind: str) -> list[Combination]:
+    """The classes that pass by.
+
+    Args:
+        kind: A name of `CAMERAS`.
+    """
+    return world.test_classes(CAMERAS[kind].classes, seed=2)
 
 
-def camera_frames(seed: int, start: int, count: int) -> list[CameraFrame]:
+def camera_frames(kind: str, seed: int, start: int, count: int) -> list[CameraFrame]:
     """Frames of the camera with this seed.
 
     Args:
+        kind: A name of `CAMERAS`.
         seed: Which camera: another one looks at another spot and sees other objects. Must be below 2³⁰.
         start: Number of the first frame.
         count: How many.
     """
     numbers = range(start, start + count)
-    visits = [_visit(seed, number) for number in numbers]
-    views = [_view(seed, visit, (i - visit.start) / visit.frames) for i, visit in zip(numbers, visits, strict=True)]
+    visits = [_visit(kind, seed, number) for number in numbers]
+    views = [
+        _view(kind, seed, visit, (i - visit.start) / visit.frames) for i, visit in zip(numbers, visits, strict=True)
+    ]
     scene = Scene(*(torch.cat(parts) for parts in zip(*(vars(view).values() for view in views), strict=True)))
     drawn = world.draw_scene(scene)[0].split(1)
     return [_frame(seed, i, visit, image) for i, visit, image in zip(numbers, visits, drawn, strict=True)]
@@ -100,29 +122,30 @@ def _frame(seed: int, number: int, visit: _Visit, image: Tensor) -> CameraFrame:
     return CameraFrame(number, pixels, None if condition == "covered lens" else visit.label, condition)
 
 
-def _visit(seed: int, number: int) -> _Visit:
+def _visit(kind: str, seed: int, number: int) -> _Visit:
     """Whose turn a frame is."""
-    visits = _visits(seed, number // 1024)
+    visits = _visits(kind, seed, number // 1024)
     return next(one for one in reversed(visits) if one.start <= number)
 
 
 @lru_cache(maxsize=64)
-def _visits(seed: int, chapter: int) -> list[_Visit]:
+def _visits(kind: str, seed: int, chapter: int) -> list[_Visit]:
     """The visits of 1,024 frames; an object that is there at the end of them leaves."""
     dice = torch.Generator().manual_seed(seed * 4096 + chapter)
-    found, start, end = [], 1024 * chapter, 1024 * (chapter + 1)
+    camera, found, start, end = CAMERAS[kind], [], 1024 * chapter, 1024 * (chapter + 1)
     while start < end:
-        frames = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=dice))
-        label = int(torch.randint(CLASSES, (), generator=dice))
+        frames = int(torch.randint(camera.shortest, camera.longest + 1, (), generator=dice))
+        label = int(torch.randint(camera.classes, (), generator=dice))
         found.append(_Visit(start, frames, label, int(torch.randint(2**30, (), generator=dice))))
         start += frames
     return found
 
 
-def _view(seed: int, visit: _Visit, progress: float) -> Scene:
+def _view(kind: str, seed: int, visit: _Visit, progress: float) -> Scene:
     """The scene at one moment of a visit: the spot of the camera, and the object on its way past."""
-    spot = world.world_sample(1, seed, camera_classes())
-    guest = world.world_sample(2, visit.seed, camera_classes()[visit.label : visit.label + 1])
+    classes = camera_classes(kind)
+    spot = world.world_sample(1, seed, classes)
+    guest = world.world_sample(2, visit.seed, classes[visit.label : visit.label + 1])
     return world.passing(spot, guest, progress)
 
 

@@ -66,7 +66,7 @@ def _live(args: Namespace) -> int:
         from lessmore.serve.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise ConfigError(f"lessmore demo --live needs {error.name}; pip install 'lessmore[serve]'") from error
-    classes = world.world_class_names(camera.camera_classes())
+    classes = world.world_class_names(camera.camera_classes("belt"))
     settings = ServerSettings(model=args.model, port=args.port, durability="none", thumbnails=True, log="quiet")
     return serve(settings, classes, lambda address: _show(f"{address}/#try", args.no_browser))
 

@@ -29,8 +29,9 @@ EXAMPLES = """examples:
   lessmore vis photo.jpg --classes cats.txt --model openai/clip-vit-base-patch16 --method zeroshot --reducer tome
   lessmore vis photo.jpg --classes cats.txt --model my-model-folder --state out.safetensors -o strip.png
 
-Pruned patches are black, merged ones take the colour of their token. Without a state the adapter has seen no stream, so
-its answer is zero-shot's; give the state of a stream (lessmore classify --state) to see both. It is not written to.
+Pruned patches are black with grey lines, merged ones take the colour of their token. Without a state the adapter has
+seen no stream, so its answer is zero-shot's; give the state of a stream (lessmore classify --state) to see both. It is
+not written to.
 """
 
 

@@ -97,8 +97,8 @@ class Resident:
 
     @property
     def memory(self) -> int:
-        """Bytes that the stream takes, by our estimate: the state, as much again for what is derived, and tracks."""
-        return self._own + self.tracks.memory
+        """Bytes that the stream takes, by our estimate: the state, again for what is derived, tracks, pictures."""
+        return self._own + self.tracks.memory + self.glance.memory
 
     def noticed(self) -> int:
         """Changes of domain that the stream has noticed, asked of the method."""

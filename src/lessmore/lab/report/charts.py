@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 WIDTH, HEIGHT = 340, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 24
 _TITLE = 14  # room for the title of the horizontal axis
+_NEAR = 14  # two texts would overprint
 _POINTS = 150  # a curve has no more corners than that, whatever the length of its stream
 
 ChartPoint = tuple[float, float]
@@ -43,6 +44,18 @@ def round_axis(values: Iterable[float], title: str = "", intervals: int = 5) -> 
     last = max(last, first + 1)
     ticks = [(k * step, f"{k * step:.6g}".replace("-", "−")) for k in range(first, last + 1)]
     return Axis(first * step, last * step, ticks, title)
+
+
+def at_least_wide(values: Sequence[float], share: float = 0.2) -> list[float]:
+    """The values, and where they lie too close together two more, so that an axis does not blow up small differences.
+
+    Args:
+        values: What must fit on the axis.
+        share: Least width of the axis, as a share of the largest value.
+    """
+    low, high = min(values), max(values)
+    lacking = (share * abs(high) - (high - low)) / 2
+    return [*values, low - lacking, high + lacking] if lacking > 0 else list(values)
 
 
 def _step(least: float) -> float:
@@ -136,6 +149,22 @@ class Plot:
         x, y = self.at(*point)
         left = x > self._width - _RIGHT - 24
         self._text(x - 6 if left else x + 6, y - 6, text, "end" if left else "start", "note")
+
+    def notes(self, points: Sequence[tuple[ChartPoint, str]]) -> None:
+        """Short texts at points; those of points that lie together stand in one text.
+
+        Args:
+            points: In data coordinates, each with a few letters.
+        """
+        groups: list[tuple[ChartPoint, list[str]]] = []
+        for point, text in points:
+            near = next((g for g in groups if math.dist(self.at(*g[0]), self.at(*point)) < _NEAR), None)
+            if near is None:
+                groups.append((point, [text]))
+            else:
+                near[1].append(text)
+        for point, texts in groups:
+            self.note(point, ", ".join(texts))
 
     def svg(self, label: str) -> str:
         """The finished drawing; `label` describes it to those who cannot see it."""

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import lessmore
 from lessmore.lab.labels import preset_label, preset_note
@@ -55,6 +56,7 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         overview=found,
         widest=max(abs(end) for line in found.lines for end in (line.gain.low, line.gain.high)),
         numbers=numbers,
+        opened=numbers.get(found.opened or "", 0),
         facets=_facets(found),
         tuned=TUNED,
         presets=preset_note(
@@ -90,13 +92,21 @@ def lead_sentence(found: Overview) -> str:
         return (
             f"Accuracy is {outcome} matched zero-shot: {charts.signed_number(gain.value)} points "
             f"(95 % interval {charts.signed_number(gain.low)} to {charts.signed_number(gain.high)}), "
-            f"at {charts.signed_number(100 * (lines[0].gmacs / lines[0].plain_gmacs - 1), 0)} % multiply-accumulates."
+            f"at {charts.signed_number(100 * (lines[0].gmacs / lines[0].plain_gmacs - 1), 0)} % multiply-accumulates. "
+            f"{_calibration(lines)}"
         )
     streams = "one stream" if len(found.streams) == 1 else f"{len(found.streams)} streams"
     return (
         f"Of {len(lines)} comparisons on {streams} of images, {better} are clearly above matched "
-        f"zero-shot, {worse} clearly below, and {len(lines) - better - worse} not clearly different."
+        f"zero-shot, {worse} clearly below, and {len(lines) - better - worse} not clearly different. "
+        f"{_calibration(lines)}"
     )
+
+
+def _calibration(lines: Sequence[OverviewLine]) -> str:
+    ours, plain = fmean(line.ece for line in lines), fmean(line.zero_shot_ece for line in lines)
+    mean = " on average" if len(lines) > 1 else ""
+    return f"Calibration error{mean}: {ours:.1f} points, zero-shot's {plain:.1f}."
 
 
 def _facets(found: Overview) -> list[dict[str, str]]:

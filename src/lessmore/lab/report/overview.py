@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lessmore.lab.report.charts import Plot, round_axis
+from lessmore.lab.report.charts import Plot, at_least_wide, round_axis
 from lessmore.lab.report.page import Estimate
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tables import ALWAYS, SOMETIMES, Run, newest_runs
@@ -36,6 +36,8 @@ class OverviewLine:
     tuned: bool
     plain: bool
     """Whether it is zero-shot on all tokens, the baseline of the others."""
+    short: str = ""
+    """Method and R, for narrow screens."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Overview:
     tuned_on: tuple[str, ...]
     repeated: int
     """Older runs of the same setting, stream and seed, which are left out."""
+
+    @property
+    def opened(self) -> str | None:
+        """Key of the run to look at first: of the setting that differs most from zero-shot, for better or worse."""
+        lines = sorted((line for line in self.lines if not line.plain), key=lambda line: -abs(line.gain.value))
+        return next((line.runs[0][1] for line in lines), None)
 
     @property
     def streams(self) -> list[str]:
@@ -80,13 +88,14 @@ def _line(number: int, labels: tuple[str, ...], runs: list[Run]) -> OverviewLine
         accuracy=_mean(metrics, "accuracy", "accuracy_ci"),
         zero_shot=_mean(metrics, "zero_shot_accuracy", "zero_shot_ci"),
         gain=_mean(metrics, "gain", "gain_ci"),
-        ece=100 * fmean(m["ece"] for m in metrics),
+        ece=100 * fmean(m["confidence_ece"] for m in metrics),
         zero_shot_ece=100 * fmean(m["zero_shot_ece"] for m in metrics),
         gmacs=fmean(cost["gmacs_matmul"] for cost in costs),
         plain_gmacs=fmean(cost["plain_gmacs_matmul"] for cost in costs),
         ms=fmean(times) if times else None,
         tuned=any(run.summary.get("tuned_on") for run in runs),
         plain=spec["method"] == "zeroshot" and spec["reducer"] == "none",
+        short=f"{spec['method']}, {spec['preset']}, R = {spec['R']:g}",
     )
 
 
@@ -108,7 +117,7 @@ def cost_chart(lines: Sequence[OverviewLine], cost: Callable[[OverviewLine], flo
         return ""
     plain = _matched(lines) if title == "GMACs" else []
     heights = [end for line, _ in known for end in (line.accuracy.low, line.accuracy.high)]
-    across = round_axis([*(x for _, x in known), *(x for x, _ in plain)], title, intervals=4)
+    across = round_axis(at_least_wide([*(x for _, x in known), *(x for x, _ in plain)]), title, intervals=4)
     plot = Plot(across, round_axis([*heights, *(y for _, y in plain)]))
     for at in plain:
         plot.dot(at, "c0 dot", told=f"matched zero-shot: {at[1]:.1f} %, {at[0]:.3g} GMACs")
@@ -118,7 +127,7 @@ def cost_chart(lines: Sequence[OverviewLine], cost: Callable[[OverviewLine], flo
         plot.dot(
             (at_x, line.accuracy.value), f"{css} dot", told=f"{' '.join(line.settings)}: {_told(line, at_x, title)}"
         )
-        plot.note((at_x, line.accuracy.value), str(line.number))
+    plot.notes([((at_x, line.accuracy.value), str(line.number)) for line, at_x in known])
     shown = "; ".join(f"line {line.number}: {_told(line, at_x, title)}" for line, at_x in known)
     return plot.svg(f"Accuracy against {title}. {shown}")
 

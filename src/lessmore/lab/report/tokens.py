@@ -1,7 +1,7 @@
 """Pictures of condensed tokens: the image as the tower saw it, then what each condensing block left of it.
 
-Pruned patches turn black and stay black, kept ones do not change, merged ones take the colour of their token: patches
-of one token share a colour, and a token keeps its colour from block to block.
+Pruned patches turn black with grey lines and stay so, kept ones do not change, merged ones take the colour of their
+token: patches of one token share a colour, and a token keeps its colour from block to block.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ TINT = 0.6
 """Weight of a token's colour over the picture."""
 PANEL_SIDE = 192
 """Panels are at least this wide, in pixels."""
-LEGEND = "black: pruned; coloured: merged, one colour per token; otherwise kept"
+LEGEND = "black with lines: pruned; coloured: merged, one colour per token; otherwise kept"
 
 _GAP, _LINE, _SIZE = 8, 20, 14
+_ACROSS = 6  # panels in a line
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "arial.ttf")
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -139,15 +140,23 @@ def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64])
         top, left = patch // grid * cell, patch % grid * cell
         place = (slice(top, top + cell), slice(left, left + cell))
         if end in (PRUNED, GONE):
-            pixels[place] = 0
+            pixels[place] = hatched(cell)
         elif colour >= 0:
             tint = np.asarray(PALETTE[colour % len(PALETTE)])
             pixels[place] = np.rint(pixels[place] * (1 - TINT) + tint * TINT)
     return Image.fromarray(pixels)
 
 
+@functools.cache
+def hatched(side: int) -> NDArray[np.uint8]:
+    """A black square with grey diagonals, which no dark object looks like, `[side, side, 3]`."""
+    rows, columns = np.indices((side, side))
+    lines = (rows + columns) % 6 == 0
+    return np.repeat(np.where(lines, 120, 0).astype(np.uint8)[..., None], 3, axis=2)
+
+
 def token_strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str = "", row: int = 0) -> Image.Image:
-    """The original and its panels side by side, with captions.
+    """The original and its panels side by side, six to a line, with captions.
 
     Args:
         image: The square that the tower saw.
@@ -168,17 +177,19 @@ def token_strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str 
 def _mount(pictures: list[Image.Image], captions: list[str], lines: list[str]) -> Image.Image:
     font, side = _font(), pictures[0].width
     lines = [_drawable(text, font) for text in lines if text]
-    widest = max([len(pictures) * (side + _GAP) - _GAP, *(math.ceil(font.getlength(text)) for text in lines)])
-    height = side + _LINE * (1 + len(lines)) + 3 * _GAP
+    across = min(_ACROSS, len(pictures))
+    widest = max([across * (side + _GAP) - _GAP, *(math.ceil(font.getlength(text)) for text in lines)])
+    below = math.ceil(len(pictures) / _ACROSS) * (side + _LINE + _GAP) + _GAP
+    height = below + _LINE * len(lines) + _GAP
     sheet = Image.new("RGB", (widest + 2 * _GAP, height), "white")
     draw = ImageDraw.Draw(sheet)
     for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
-        left = _GAP + i * (side + _GAP)
-        sheet.paste(picture, (left, _GAP))
-        draw.text((left, side + _GAP + 4), _drawable(caption, font), fill=(60, 60, 60), font=font)
+        left, top = _GAP + i % _ACROSS * (side + _GAP), _GAP + i // _ACROSS * (side + _LINE + _GAP)
+        sheet.paste(picture, (left, top))
+        draw.text((left, top + side + 4), _drawable(caption, font), fill=(60, 60, 60), font=font)
     for i, text in enumerate(lines):
         fill = (110, 110, 110) if text == LEGEND else (0, 0, 0)
-        draw.text((_GAP, side + 2 * _GAP + _LINE * (1 + i)), text, fill=fill, font=font)
+        draw.text((_GAP, below + _LINE * i), text, fill=fill, font=font)
     return sheet
 
 

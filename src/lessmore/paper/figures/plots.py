@@ -99,6 +99,10 @@ def _panels(lines: Sequence[PlotLine], title: str, height: float = 2.6) -> tuple
 def _matched(here: Sequence[PlotLine]) -> list[tuple[str, PlotLine]]:
     """Names of the matched zero-shot models of a stream, and a line that has their answers."""
     models = {line.runs[0].summary["spec"]["model"]: line for line in here}
+    for line in here:
+        spec = line.runs[0].summary["spec"]
+        if spec["method"] == "zeroshot" and spec["reducer"] == "none":
+            models.pop(spec["model"], None)  # it is drawn already, as a run of its own
     name = "matched zero-shot"
     return [(name if len(models) == 1 else f"{name}, {Path(model).name}", line) for model, line in models.items()]
 
@@ -130,6 +134,7 @@ def plot_over_time(lines: Sequence[PlotLine]) -> Drawn:
             seen, _, zero = _parts(line)
             ax.plot(seen, 100 * zero, dash, color=style.MUTED, linewidth=1.1, label=name)
         style.label_axes(ax, style.shorten(here[0].stream, 48), "images seen", "accuracy (%)")
+        ax.margins(0.06)
     caption = "Accuracy within up to 20 equal parts of the stream, each point at the end of its part; not cumulated."
     return _finish(figure, lines, data, caption)
 
@@ -193,19 +198,22 @@ def plot_class_gains(lines: Sequence[PlotLine]) -> Drawn:
     """Gain over matched zero-shot class by class, a plot for every setting and stream."""
     apart = [line._replace(stream=f"{line.stream}: {line.label}") for line in lines]
     gains = {line.stream: _gains(line) for line in apart}
+    drawn = [line for line in apart if any(gain["gain"] for gain in gains[line.stream])] or apart[:1]
     most = min(2 * _CLASSES, max(len(found) for found in gains.values()))
-    figure, placed = _panels(apart, "Gain over matched zero-shot, class by class", 0.9 + 0.17 * most)
+    figure, placed = _panels(drawn, "Gain over matched zero-shot, class by class", 0.9 + 0.17 * most)
     for ax, (line,) in placed:
-        found = gains[line.stream]
+        found = [gain for gain in gains[line.stream] if gain["gain"]] or gains[line.stream][:1]
         shown = found if len(found) <= 2 * _CLASSES else [*found[:_CLASSES], *found[-_CLASSES:]]
         heights = [100 * gain["gain"] for gain in shown]
         ax.barh(range(len(shown)), heights, color=[style.SERIES[int(height < 0)] for height in heights])
         ax.set_yticks(range(len(shown)), [style.shorten(gain["class"], 22) for gain in shown], parse_math=False)
         ax.invert_yaxis()
         ax.axvline(0, color=style.INK, linewidth=0.8)
+        ax.margins(x=0.08)
         style.label_axes(ax, style.wrap_text(line.stream, 34), "points", "", "x")
     data = [{"setting": name, "gains": found} for name, found in gains.items()]
     caption = f"Difference of accuracy, best first; of more than {2 * _CLASSES} classes the {_CLASSES} of either end."
+    caption += " Classes and settings without any difference are left out."
     return _finish(figure, lines, data, caption)
 
 

@@ -92,9 +92,9 @@ class Glance:
         }
 
     def _votes(self, adapter: Adapter) -> list[dict[str, Any]]:
-        """The stored images of the most probable classes."""
+        """The stored images of the most probable classes; none where the setting lets none vote."""
         memory = _reservoir(adapter)
-        if memory is None:
+        if memory is None or adapter.preset.adaptation.lam == 0:
             return []
         return [{"label": adapter.classes[c], "images": self._stored(memory, c)} for c in self.best]
 

@@ -87,10 +87,12 @@ function draw(now) {
 
 function drawTrial() {
   const mine = trial && trial.stream && stage.current() === trial.stream;
-  find("trial").hidden = !mine;
+  find("trial").hidden = find("trial-tools").hidden = !mine;
   find("send").hidden = Boolean(mine);
   if (!mine) return;
-  const { truth, condition, correct, scored, right, plainRight: plain } = trial.stream.trial;
+  const { facts: known, scored, right, plainRight: plain } = trial.stream.trial, answer = stage.shown();
+  if (!answer || !known.has(answer.seq)) return;
+  const { truth, condition, correct } = known.get(answer.seq);
   const verdict = correct === null ? "" : correct ? " ✓" : " ✗";
   const facts = [
     ["it is", condition], ["the truth", truth === null ? "nothing to see" : `${truth}${verdict}`],
@@ -144,7 +146,7 @@ async function onAnswer(stream) {
 
 async function tryIt() {
   if (trial) return open(trial.stream);
-  trial = new Trial(onAnswer, () => paused);
+  trial = new Trial(find("trial-kind").value, onAnswer, () => paused);
   try {
     await trial.start();
     await open(trial.stream);
@@ -192,6 +194,7 @@ async function useCamera() {
 
 for (const id of ["try", "try-too"]) find(id).addEventListener("click", tryIt);
 find("trial-stop").addEventListener("click", () => { stop(); stage.close(); touch(); find("try").focus(); });
+find("trial-kind").addEventListener("change", () => { stop(); tryIt(); });
 find("camera").addEventListener("click", useCamera);
 find("file").addEventListener("change", (event) => { sendFiles(event.target.files); });
 find("filter").addEventListener("input", touch);

@@ -7,7 +7,7 @@ import io
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -118,6 +118,7 @@ async def newest_frame(service: Serving, row: ReadRow) -> Response:
 @page_routes.get("/v1/camera", tags=["server"])
 def rendered_camera(
     _: Classifier,
+    kind: Literal["belt", "spot"] = "belt",
     seed: Annotated[int, Query(ge=0, lt=2**30)] = 1,
     start: Annotated[int, Query(ge=0, lt=10**6)] = 0,
     count: Annotated[int, Query(ge=1, le=FRAMES)] = 30,
@@ -126,11 +127,12 @@ def rendered_camera(
 
     Args:
         _: Who asks.
+        kind: `belt`: every frame shows another object; `spot`: objects stay for several frames.
         seed: Which camera.
         start: Number of the first frame.
         count: How many frames.
     """
-    classes = world.world_class_names(camera.camera_classes())
+    classes = world.world_class_names(camera.camera_classes(kind))
     frames = [
         CameraPicture(
             number=one.number,
@@ -138,9 +140,9 @@ def rendered_camera(
             label=None if one.label is None else classes[one.label],
             condition=one.condition,
         )
-        for one in camera.camera_frames(seed, start, count)
+        for one in camera.camera_frames(kind, seed, start, count)
     ]
-    return CameraPictures(stream={"classes": classes, **camera.SETTING}, frames=frames)
+    return CameraPictures(stream={"classes": classes, **camera.CAMERAS[kind].setting}, frames=frames)
 
 
 def _png(pixels: Tensor) -> bytes:

@@ -6,6 +6,8 @@ import { gone, push, record, streams, take } from "./streams.js";
 
 const CLOSE = 15; // frames are fetched when fewer than this are left
 const FRAMES = 40;
+const NAMES = { belt: "Rendered camera over a belt", spot: "Rendered camera over a spot" };
+const FACTS = 60; // frames whose truth may still be shown
 
 // Send one image, and keep it as the stream's picture.
 export async function sendImage(stream, image, onAnswer) {
@@ -60,8 +62,8 @@ export class DeviceCamera {
 
 // A rendered camera over the embedded world. The world knows the truth, so both accuracies can be counted.
 export class Trial {
-  constructor(onAnswer, paused) {
-    Object.assign(this, { onAnswer, paused, frames: [], next: 0, running: false, stream: null, seed: 1 });
+  constructor(kind, onAnswer, paused) {
+    Object.assign(this, { kind, onAnswer, paused, frames: [], next: 0, running: false, stream: null, seed: 1 });
   }
 
   async start() {
@@ -72,16 +74,16 @@ export class Trial {
   }
 
   async makeStream() {
-    const { id } = await api.call("POST", "/v1/streams", { ...this.setting, name: "Rendered camera" });
+    const { id } = await api.call("POST", "/v1/streams", { ...this.setting, name: NAMES[this.kind] });
     this.stream = record(id);
-    Object.assign(this.stream, { name: "Rendered camera", resident: true });
+    Object.assign(this.stream, { name: NAMES[this.kind], resident: true });
     this.stream.trial = {
-      ours: [], plain: [], marks: [], truth: null, condition: "", correct: null, right: 0, plainRight: 0, scored: 0, domains: 0,
+      ours: [], plain: [], marks: [], facts: new Map(), right: 0, plainRight: 0, scored: 0, domains: 0,
     };
   }
 
   async fetchFrames() {
-    const found = await api.call("GET", `/v1/camera?seed=${this.seed}&start=${this.next}&count=${FRAMES}`);
+    const found = await api.call("GET", `/v1/camera?kind=${this.kind}&seed=${this.seed}&start=${this.next}&count=${FRAMES}`);
     this.setting = found.stream;
     this.next += found.frames.length;
     this.frames.push(...found.frames);
@@ -141,12 +143,12 @@ export class Trial {
 
   count(frame, answer) {
     const { trial } = this.stream;
-    trial.truth = frame.label;
-    trial.condition = frame.condition;
-    trial.correct = frame.label === null ? null : answer.label === frame.label;
+    const correct = frame.label === null ? null : answer.label === frame.label;
+    trial.facts.set(answer.seq, { truth: frame.label, condition: frame.condition, correct });
+    trial.facts.delete(answer.seq - FACTS);
     if (frame.label !== null) {
       trial.scored += 1;
-      trial.right += answer.label === frame.label;
+      trial.right += correct;
       trial.plainRight += answer.zero_shot_label === frame.label;
       push(trial.ours, trial.right / trial.scored);
       push(trial.plain, trial.plainRight / trial.scored);

@@ -9,18 +9,21 @@ import { push, titleOf } from "./streams.js";
 
 const share = { most: 1, text: (value) => percent(value) };
 const CHARTS = {
-  accuracy: chart("accuracy so far: adapted / zero-shot", { ...share, text: (value) => percent(value, 1) }),
+  accuracy: chart("accuracy: adapted / zero-shot", { most: 1, close: true, text: (value) => percent(value, 1) }),
   strength: chart("strength of debiasing", { ...share, text: (value) => value.toFixed(2) }),
   drift: chart("drift: evidence of a change", { text: (value) => value.toFixed(1) }),
   changed: chart("changed answers, last 50", share),
   ms: chart("latency", { text: (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` }),
-  queue: chart("images waiting, all streams", { text: (value) => String(Math.round(value)) }),
+  queue: chart("images waiting, all streams", { atLeast: 4, text: (value) => String(Math.round(value)) }),
 };
 find("charts").append(...Object.values(CHARTS));
 
 let chosen = null, look = null, bitmap = null, bitmapSeq = -1, withTokens = false, block = Infinity;
 
 export const current = () => chosen;
+
+// The answer to the image whose picture and tokens are shown; the newest one where they are not there yet.
+export const shown = () => (look && chosen.recent.find((one) => one.seq === look.seq)) || chosen.last;
 
 export function open(stream) {
   chosen = stream;
@@ -75,11 +78,10 @@ function dataBlob(uri) {
 
 export function drawStage() {
   if (!chosen) return;
-  const answer = chosen.last;
   say(find("stage-name"), brief(titleOf(chosen), 160));
   say(find("stage-facts"), chosen.seq ? `${chosen.seq} images, ${chosen.domains} changes of domain noticed` : "no image yet");
   drawPicture();
-  drawAnswer(answer);
+  drawAnswer(shown());
   drawWhy();
   const { series, trial, marks } = chosen;
   CHARTS.accuracy.hidden = !trial;
@@ -133,7 +135,7 @@ function drawWhy() {
   if (box.key === key && box.childElementCount) return;
   box.key = key;
   if (!votes.some((vote) => vote.images.length)) {
-    return box.replaceChildren(make("p", {}, "Nothing is stored of these classes, so nobody votes."));
+    return box.replaceChildren(make("p", {}, "No stored image votes: nothing is stored of these classes, or this setting gives memory no vote."));
   }
   box.replaceChildren(...votes.flatMap((vote) => [
     make("p", { class: "clamp" }, vote.label),

@@ -2,6 +2,7 @@
 
 const KEPT = 240; // points of a chart
 const WINDOW = 50; // answers over which the share of changed ones is taken
+const RECENT = 60; // answers that may still be shown, because their pictures come later
 
 export const streams = new Map();
 export const gone = new Set(); // streams that this page removed; what is still said of them is late
@@ -9,7 +10,7 @@ export const gone = new Set(); // streams that this page removed; what is still 
 export function record(id) {
   if (!streams.has(id)) {
     streams.set(id, {
-      id, name: null, resident: false, seq: 0, last: null, error: "", changed: [], domains: 0, marks: [],
+      id, name: null, resident: false, seq: 0, last: null, recent: [], error: "", changed: [], domains: 0, marks: [],
       series: { ms: [], changed: [], strength: [], drift: [], queue: [] }, picture: null, pictureSeq: 0, trial: null,
     });
   }
@@ -29,6 +30,8 @@ export function take(answer) {
   if (answer.seq <= stream.seq && stream.last && stream.last.ms !== undefined) return stream;
   const known = stream.last !== null;
   Object.assign(stream, { seq: answer.seq, last: answer, error: "", resident: true });
+  stream.recent.push(answer);
+  if (stream.recent.length > RECENT) stream.recent.shift();
   stream.changed.push(answer.changed);
   if (stream.changed.length > WINDOW) stream.changed.shift();
   push(stream.series.changed, stream.changed.filter(Boolean).length / stream.changed.length);

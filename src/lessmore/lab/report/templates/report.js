@@ -143,7 +143,7 @@
     attributes["aria-setsize"] = passing.length;
     const badge = make("span", { class: `badge ${css(verdicts[i])}` }, verdicts[i]);
     const row = make("div", attributes, badge, make("span", {}, classes[run.label[i]]), make("small", {}, data.ids[run.id[i]]));
-    if (i in run.pictures) row.children[1].append(" ▣");
+    if (i in run.pictures) row.children[1].append(make("span", { title: "with a picture" }, " ▣"));
     row.addEventListener("click", () => choose(position));
     return row;
   }
@@ -251,7 +251,24 @@
       const colour = data.palette[map.charCodeAt(patch) - 97];
       pen.fillStyle = map[patch] === "#" ? "black" : `rgba(${colour.join(",")},${data.tint})`;
       pen.fillRect((patch % grid) * cell, Math.floor(patch / grid) * cell, cell, cell);
+      if (map[patch] === "#") hatch(pen, (patch % grid) * cell, Math.floor(patch / grid) * cell, cell);
     }
+  }
+
+  /** Lines over what is black, so that it can be told from a dark object. */
+  function hatch(pen, left, top, cell) {
+    pen.save();
+    pen.beginPath();
+    pen.rect(left, top, cell, cell);
+    pen.clip();
+    pen.strokeStyle = "#888";
+    pen.beginPath();
+    for (let x = -cell; x < cell; x += 8) {
+      pen.moveTo(left + x, top + cell);
+      pen.lineTo(left + x + cell, top);
+    }
+    pen.stroke();
+    pen.restore();
   }
 
   $("block").addEventListener("input", () => {
@@ -271,5 +288,5 @@
   }
   $("browser").hidden = false;
   const asked = /^#run-(\d+)$/.exec(location.hash);
-  openRun(asked && data.runs[asked[1]] ? Number(asked[1]) : 0);
+  openRun(asked && data.runs[asked[1]] ? Number(asked[1]) : Number($("pick").value));
 })();
