@@ -11,7 +11,7 @@ CAMERAS := mosquitto faketime python3-gi gir1.2-gst-rtsp-server-1.0 \
   gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad
 SOAK := LESSMORE_SOAK=1 LESSMORE_FUZZ=10000 $(BIN)/python -m pytest -n $(WORKERS) --timeout=36000
 
-.PHONY: demo test test-services browser lint lock bench compat soak clean
+.PHONY: demo test test-services browser lint docs lock bench compat soak clean
 
 demo: $(VENV)/.base ## a minute's tour on the embedded default
 	$(BIN)/python -m lessmore demo
@@ -44,6 +44,9 @@ lint: $(VENV)/.dev ## style, types, which room may import which, licences
 	$(BIN)/python tools/licences.py --check
 	$(BIN)/python -m pip check
 
+docs: $(VENV)/.docs ## the documentation site in site/; a broken link or a missing reference fails
+	$(BIN)/zensical build --strict --clean
+
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python -m lessmore bench ViT-B-16
 
@@ -72,6 +75,10 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.'
 	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'

@@ -3,8 +3,8 @@
     python benchmarks/results_page.py           # writes docs/results.md
     python benchmarks/results_page.py --check   # exit code 1 if it is not up to date
 
-benchmarks/results/reproduce/MODEL/TABLE.json is what `lessmore reproduce` writes, docs/results.d/TABLE.md (or, for one
-model alone, docs/results.d/TABLE.MODEL.md) says what to make of it. Only what stands between the two marks is touched.
+benchmarks/results/reproduce/MODEL/TABLE.json is what `lessmore reproduce` writes, benchmarks/results/prose/TABLE.md
+(or, for one model alone, TABLE.MODEL.md) says what to make of it. Only what stands between the two marks is touched.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from lessmore.paper.stored import read_table
 from lessmore.storage.files import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-BEGIN = (
-    "<!-- tables: made by benchmarks/results_page.py; edit docs/results.d and benchmarks/results/reproduce instead -->"
-)
+BEGIN = "<!-- tables: made by benchmarks/results_page.py; edit prose and reproduce in benchmarks/results instead -->"
 END = "<!-- end of the tables -->"
+PROSE = Path("benchmarks", "results", "prose")
 FIELD_BEGIN, FIELD_END = "<!-- the field: made likewise -->", "<!-- end of the field -->"
 
 
@@ -75,14 +74,14 @@ def stored(repository: Path) -> list[list[Mapping[str, Any]]]:
 def field(repository: Path) -> str:
     """Tables of kinds of streams, model after model."""
     found = [value for values in stored(repository) for value in values if of_kinds(value)]
-    parts = [part for v in found for part in of_table(v, table_page(v), repository / "docs" / "results.d", [])]
+    parts = [part for v in found for part in of_table(v, table_page(v), repository / PROSE, [])]
     return "".join(f"\n{part}\n" for part in parts)
 
 
 def tables(repository: Path) -> str:
     """All other tables, model after model."""
     groups = [[value for value in values if not of_kinds(value)] for values in stored(repository)]
-    parts = [part for values in groups if values for part in of_model(values, repository / "docs" / "results.d")]
+    parts = [part for values in groups if values for part in of_model(values, repository / PROSE)]
     return "".join(f"\n{part}\n" for part in parts)
 
 

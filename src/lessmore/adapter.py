@@ -38,7 +38,7 @@ class Adapter:
     Threads may share an adapter: they wait for one another, and every image is one step of the same stream. For
     independent streams take a `fork` each.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> from PIL import Image
         >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)
@@ -369,7 +369,7 @@ def adapt(
         ConfigError: A name, value or combination cannot be used; the message names the remedy.
         ModelError: The model cannot be read.
 
-    Example:
+    Examples:
         >>> from PIL import Image
         >>> adapter = adapt("tiny", ["red circle", "blue square"], cache=False)
         >>> adapter(Image.new("RGB", (32, 32), "red")).label

@@ -304,7 +304,7 @@ STREAMS = {"camera": "camera", "mixed": "mixed"}
 def list_presets() -> list[str]:
     """Names accepted by `preset=`, sorted.
 
-    Example:
+    Examples:
         >>> list_presets()[:4]
         ['bold', 'camera', 'default', 'fixed']
     """
@@ -323,7 +323,7 @@ def preset(name: str, **overrides: Any) -> Preset:
     Raises:
         ConfigError: The preset or a field is unknown, or the fields do not go together.
 
-    Example:
+    Examples:
         >>> preset("default", M=5).adaptation.M
         5
     """

@@ -42,7 +42,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         name: The name that was given.
         known: The names that exist.
 
-    Example:
+    Examples:
         >>> unknown("preset", "defalt", ["default", "paper"])
         "unknown preset 'defalt'; did you mean default?"
     """

@@ -133,7 +133,7 @@ def pipeline(
         ConfigError: The task is another, or an option cannot be used.
         ModelError: The model cannot be read.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> from PIL import Image
         >>> classify = lessmore.pipeline("zero-shot-image-classification", model="tiny", cache=False)

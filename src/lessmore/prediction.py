@@ -21,7 +21,7 @@ _WIDTH = 12.0  # of a full bar, in em
 class Prediction:
     """The answer for one image. Score tensors are float32 on the CPU and sum to one.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> from PIL import Image
         >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)

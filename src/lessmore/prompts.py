@@ -31,7 +31,7 @@ def canonicalise(text: str, family: str) -> str:
         text: A prompt.
         family: The model's family, such as `clip` or `siglip`; only `siglip` changes the text.
 
-    Example:
+    Examples:
         >>> canonicalise("A photo of a Red_Fox.", "siglip")
         'a photo of a red fox'
     """
@@ -70,7 +70,7 @@ def spoken(name: str) -> str:
     Args:
         name: The name of a class or folder.
 
-    Example:
+    Examples:
         >>> spoken("car_side")
         'car side'
     """
@@ -120,7 +120,7 @@ def prompts(classes: Iterable[str], templates: Templates) -> list[list[str]]:
     Raises:
         ConfigError: A class name or template cannot be used.
 
-    Example:
+    Examples:
         >>> prompts(["red_fox", "owl"], ["a photo of a {}."])
         [['a photo of a red fox.'], ['a photo of a owl.']]
     """

@@ -42,7 +42,7 @@ class Streams:
     time. At most `resident` streams stay in memory, besides those in use; the others wait in files of a temporary
     folder and return with their next image. What is to outlive the process is written by `save`.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> from PIL import Image
         >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)

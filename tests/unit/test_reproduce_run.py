@@ -340,7 +340,7 @@ def test_the_results_page_splices_tables_and_words(made: Path, tmp_path: Path) -
     stored.mkdir(parents=True)
     for name in ("merge-prune", "components"):
         (stored / f"{name}.json").write_text((made / f"{name}.json").read_text())
-    prose = tmp_path / "docs" / "results.d"
+    prose = tmp_path / "benchmarks" / "results" / "prose"
     prose.mkdir(parents=True)
     (prose / "components.md").write_text("The claim did not hold here.\n")
     text = page.spliced(f"before\n{page.BEGIN}\nstale words\n{page.END}\nafter\n", tmp_path)

@@ -25,7 +25,7 @@ def spread_options(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: A file cannot be read, or does not hold options.
 
-    Example:
+    Examples:
         >>> spread_options(["classify", "--options", "lam=2", "K=3", "photos"])
         ['classify', '--options.lam=2', '--options.K=3', 'photos']
     """

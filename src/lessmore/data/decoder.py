@@ -43,7 +43,7 @@ class Decoder:
     A process that dies, hangs or takes too much memory is ended and replaced, and the image is an `ImageError`.
     Processes start when they are first needed. They end with `close`, with the `with` block, and with this process.
 
-    Example:
+    Examples:
         >>> import io
         >>> stream = io.BytesIO()
         >>> Image.new("RGB", (4, 3), "red").save(stream, "PNG")

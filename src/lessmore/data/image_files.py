@@ -53,7 +53,7 @@ def local_path(name: str) -> str:
     Raises:
         ImageError: The URL names another machine.
 
-    Example:
+    Examples:
         >>> local_path("file:///photos/a%20cat.jpg"), local_path("a.jpg")
         ('/photos/a cat.jpg', 'a.jpg')
     """

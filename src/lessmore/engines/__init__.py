@@ -100,7 +100,7 @@ def graph_unusable(method: str, vision: ViT, condensation: Condensation) -> str 
 def list_engines() -> list[str]:
     """Names accepted by `engine=`.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> lessmore.list_engines()
         ['auto', 'eager', 'cpu', 'openvino', 'graph', 'chunk']

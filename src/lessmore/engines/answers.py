@@ -39,7 +39,7 @@ REFUSALS = 10
 class Health:
     """How the adaptation is doing; from `Adapter.health()`.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> from PIL import Image
         >>> adapter = lessmore.adapt("tiny", ["red circle", "blue square"], cache=False)

@@ -21,7 +21,7 @@ def confusion(rows: Sequence[SampleRow], classes: int, answer: str = "prediction
         classes: How many there are.
         answer: Column of the answers: `prediction`, `zero_shot` or `unadapted`.
 
-    Example:
+    Examples:
         >>> rows = [{"label": 0, "prediction": 0}, {"label": 0, "prediction": 1}, {"label": 1, "prediction": 1}]
         >>> confusion(rows, 2).tolist()
         [[1, 1], [0, 1]]

@@ -35,7 +35,7 @@ def results(*folders: str | Path, per: Per = "run") -> pandas.DataFrame:
         ConfigError: There is no finished run, pandas is missing, or `per` is unknown.
         StateError: The samples of a run are damaged.
 
-    Example:
+    Examples:
         >>> from lessmore.lab.runner import run_one
         >>> from lessmore.lab.spec import RunSpec
         >>> from PIL import Image

@@ -261,7 +261,7 @@ MethodName = (
 def list_methods() -> list[str]:
     """Names accepted by `method=`, including those of installed packages.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> "tca" in lessmore.list_methods()
         True

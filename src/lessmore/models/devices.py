@@ -16,7 +16,7 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ConfigError: There is no such device on this machine.
 
-    Example:
+    Examples:
         >>> choose_device("cpu")
         device(type='cpu')
     """
@@ -42,7 +42,7 @@ def choose_dtype(name: str | torch.dtype) -> torch.dtype:
     Raises:
         ConfigError: Towers do not run in this type.
 
-    Example:
+    Examples:
         >>> choose_dtype("bfloat16")
         torch.bfloat16
     """

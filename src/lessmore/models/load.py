@@ -82,7 +82,7 @@ def load(
         ModelError: The model is not supported, or its weights, tokenizer or preprocessing cannot be found.
         ConfigError: Tokenizer or preprocessing do not fit the model.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> lessmore.load("tiny").vision.shape.image_size
         64

@@ -139,7 +139,7 @@ def list_models() -> list[str]:
 
     `lessmore.load` takes any supported model, named here or not.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> lessmore.list_models()[:3]
         ['tiny', 'tiny-siglip', 'ViT-B-32']

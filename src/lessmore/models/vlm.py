@@ -30,7 +30,7 @@ Tower = TypeVar("Tower", ViT, TextTower)
 class VLM:
     """A model of any supported host library, in our own towers; frozen, in evaluation mode.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> vlm = lessmore.load("tiny")
         >>> vlm.classifier(["red circle", "blue square"], cache=False).shape

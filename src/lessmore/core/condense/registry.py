@@ -25,7 +25,7 @@ ReducerName = Literal["auto", "ats", "evit", "none", "pitome", "tca", "tofu", "t
 def list_reducers() -> list[str]:
     """Names accepted by `reducer=`, besides `auto`.
 
-    Example:
+    Examples:
         >>> import lessmore
         >>> "tome" in lessmore.list_reducers()
         True
