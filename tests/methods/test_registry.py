@@ -121,7 +121,8 @@ def parameters(vlm: VLM) -> list[torch.nn.Parameter]:
 
 
 def answers(adapter: Adapter, images: list[Image.Image]) -> list[list[float]]:
-    return [adapter(image).scores.tolist() for image in images]
+    """The method's own scores; the reported ones also follow the stream's temperature."""
+    return [adapter(image).raw_scores.tolist() for image in images]
 
 
 @pytest.mark.parametrize("stream", ["iid", "sorted", "shifted"])
@@ -172,7 +173,7 @@ def test_facts_are_facts(build: Callable[..., Adapter], method: str) -> None:
     assert not (isinstance(one, FromViews) and isinstance(one, FromEncoded))
     images = pictures("iid")
     if isinstance(one, FromViews):
-        assert len(adapter._try_pixels(images[0])) == facts.views
+        assert len(adapter.try_pixels(images[0])) == facts.views
     forward = answers(adapter, images[:3])
     adapter.reset()
     backward = answers(adapter, images[2::-1])[::-1]
@@ -189,7 +190,7 @@ def test_costs_are_what_torch_counts(build: Callable[..., Adapter], method: str)
     images = pictures("shifted")
     with sdpa_kernel(SDPBackend.MATH):
         answers(adapter, images[:2])
-        pixels = adapter._try_pixels(images[2])
+        pixels = adapter.try_pixels(images[2])
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             adapter._answerer.method.predict(pixels)
     one = adapter._answerer.method

@@ -151,7 +151,7 @@ def test_a_single_class_is_no_reason_to_fail() -> None:
     [
         ({"capacity": 0}, "at least 1"),
         ({"beta": -1.0}, "not be negative"),
-        ({"alpha": "much"}, "alpha='much' is not a number"),
+        ({"alpha": "much"}, "alpha='much' is not a finite number"),
         ({"positive": 1}, "true or false"),
         ({"alpah": 1.0}, "did you mean alpha"),
         ({"tuned_on": "eurosatt"}, "did you mean eurosat"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lessmore.assets import world
+from lessmore.assets import shifts, world
 from lessmore.lab.report.tokens import as_picture
 from tests.architecture.test_shape import ROOT
 
@@ -20,8 +20,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of four classes, a folder each."""
     folder = tmp_path_factory.mktemp("photos")
     classes = world.test_classes(4, seed=1)
-    drawn = world.world_sample(IMAGES, 5, classes)
-    for i, (image, label) in enumerate(zip(drawn.image, drawn.index.tolist(), strict=True)):
+    scene = world.world_sample(IMAGES, 5, classes)
+    images, _ = shifts.draw_shifted(scene, "clean", 0)
+    for i, (image, label) in enumerate(zip(images, scene.index.tolist(), strict=True)):
         path = folder / world.class_name(*classes[label]) / f"{i}.png"
         path.parent.mkdir(exist_ok=True)
         as_picture(image).save(path)

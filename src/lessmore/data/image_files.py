@@ -35,7 +35,7 @@ def read_image_file(name: str) -> bytes:
     try:
         _check_kind(os.fstat(handle).st_mode, name)
         with open(handle, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1) or b""  # None where reading would wait, as at the end of a log
     except OSError as error:
         raise _unreadable(name, error) from error
     finally:
