@@ -79,7 +79,7 @@ def preset_for(method: str, preset_name: str, stream: str | None) -> str:
     Raises:
         ConfigError: No such kind of stream is known, another preset is named too, or the method has no use for it.
 
-    Example:
+    Examples:
         >>> preset_for("tca", "default", "camera"), preset_for("tca", "paper", None)
         ('camera', 'paper')
     """
