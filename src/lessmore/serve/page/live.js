@@ -141,6 +141,7 @@ function stop(atOnce = false) {
 
 async function onAnswer(stream) {
   if (stage.current() === stream) await stage.refresh(stream);
+  drawTrial(); // before the browser paints: the truth belongs to the picture
   touch();
 }
 
