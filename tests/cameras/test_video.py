@@ -6,9 +6,13 @@ import struct
 import threading
 from collections import deque
 from pathlib import Path
+from typing import Any
 
+import av
+import av.codec.hwaccel
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lessmore.cameras.folder import Folder
@@ -20,7 +24,7 @@ from tests.cameras.scenes import pictures, write_video
 RED, BLUE = (220, 30, 20), (20, 40, 230)
 
 
-def opened(path: Path, **options: bool) -> Video:
+def opened(path: Path, **options: Any) -> Video:
     return Video(FrameSource("clip", "file", str(path)), DecodingOptions(**options))
 
 
@@ -108,6 +112,18 @@ def test_a_video_that_lies_on_its_side_is_turned(tmp_path: Path) -> None:
     # What was on the left is at the top: the matrix turns by 90 degrees clockwise.
     assert np.abs(np.subtract(frame.image.getpixel((16, 10)), BLUE)).max() < 12
     assert np.abs(np.subtract(frame.image.getpixel((16, 54)), RED)).max() < 12
+
+
+def test_a_device_that_is_not_there_is_said_and_done_without(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", pictures()[:3])
+    known = av.codec.hwaccel.hwdevices_available()
+    if "cuda" not in known or torch.cuda.is_available():
+        pytest.skip("there is a CUDA device, or FFmpeg knows of none")
+    video = opened(path, hardware="cuda")
+    assert "decoded by the processor" in video.remark
+    assert len(list(video.frames())) == 3
+    with pytest.raises(SourceError, match="No such file"):
+        opened(tmp_path / "nothing.mp4", hardware="cuda")
 
 
 def test_unknown_hardware() -> None:

@@ -30,6 +30,7 @@ class Folder:
     """
 
     finite = False
+    remark = ""
 
     def __init__(self, source: FrameSource, known: set[str], once: bool, closed: threading.Event) -> None:
         """Nothing is read yet.

@@ -75,6 +75,8 @@ class ReadingOptions:
 
 
 class _Input(Protocol):
+    remark: str
+
     @property
     def finite(self) -> bool: ...
     def frames(self, after: tuple[int, int | None] | None = None) -> Iterator[Frame]: ...
@@ -179,7 +181,7 @@ class Reader:
                     return False
                 if self.condition != "live":
                     self.reconnects += self.condition == "lost"
-                    self._told("live")
+                    self._told("live", opened.remark)
                 if opened.finite or frame.file is not None:
                     self._after = (frame.number, frame.pts)
                 self._offer(frame)

@@ -64,7 +64,7 @@ class Video:
         """
         self.source, self._options = source, options
         try:
-            self._container = _open(source, options.hardware)
+            self._container, self.remark = _open(source, options.hardware)
         except (FFmpegError, OSError, ValueError) as error:
             raise SourceError(_said(source, error)) from error
         try:
@@ -194,14 +194,19 @@ def _glance(frame: VideoFrame) -> Glance:
     return np.ascontiguousarray(small.to_ndarray())
 
 
-def _open(source: FrameSource, hardware: str) -> InputContainer:
-    found: dict[str, Any] = {"metadata_errors": "replace"}
-    if hardware != "none":
-        from av.codec.hwaccel import HWAccel
-
-        found["hwaccel"] = HWAccel(hardware, allow_software_fallback=True)
+def _open(source: FrameSource, hardware: str) -> tuple[InputContainer, str]:
+    """The source, and what is to be said about how it is decoded."""
     address, how = _how(source)
-    return av.open(address, **found, **how)
+    how["metadata_errors"] = "replace"
+    if hardware == "none":
+        return av.open(address, **how), ""
+    from av.codec.hwaccel import HWAccel
+
+    try:
+        return av.open(address, **how, hwaccel=HWAccel(hardware, allow_software_fallback=True)), ""
+    except (FFmpegError, RuntimeError) as error:
+        # A source that is not there fails again below, and says so.
+        return av.open(address, **how), f"decoded by the processor, for {hardware} cannot be used here ({error})"
 
 
 def _how(source: FrameSource) -> tuple[str, dict[str, Any]]:

@@ -66,12 +66,13 @@ class WatchLines(Sink):
             condition: Its condition.
             why: A reason.
         """
-        self._how[source] = f"{condition}: {why}" if why and condition != "live" else condition
+        said = f"{condition}: {why}" if why else condition
+        self._how[source] = condition if condition == "live" else said
         if self._paints:
             self._next = 0.0
             self._paint()
         else:
-            self._print(f"{source} is {self._how[source]}")
+            self._print(f"{source} is {said}")
 
     def close(self) -> None:
         """Show everything a last time."""
