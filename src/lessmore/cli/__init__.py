@@ -43,6 +43,8 @@ COMMANDS = (
     "compare",
     "reproduce",
     "serve",
+    "doctor",
+    "completion",
 )
 REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
     "command", "lessmore.commands", adopt=lambda module: lambda: module
@@ -51,7 +53,7 @@ REGISTRY: Registry[Callable[[], ModuleType]] = Registry(
 for _name in COMMANDS:
     _home = f"{__name__}.{_name.replace('-', '_')}"
     REGISTRY.add(_name, partial(import_module, _home), source=_home)
-_COMPUTING = ("classify", "watch", "vis", "export", "run", "bench", "train-prompt", "report", "serve")
+_COMPUTING = ("classify", "watch", "vis", "export", "run", "bench", "train-prompt", "report", "serve", "doctor")
 """Commands that run a model in this process; the others start processes, which limit their own threads."""
 EXAMPLES = """examples:
   lessmore demo
@@ -116,6 +118,15 @@ def _parser(chosen: str | None) -> ArgumentParser:
     for name in _names():
         own = find_command(name).parser() if name == chosen else ArgumentParser()
         commands.add_subcommand(name, own, help=_help(name))
+    return parser
+
+
+def whole_parser() -> ArgumentParser:
+    """All commands with all their arguments, for what has to know every option."""
+    parser = ArgumentParser(prog="lessmore", version=lessmore.__version__)
+    commands = parser.add_subcommands(required=True)
+    for name in _names():
+        commands.add_subcommand(name, find_command(name).parser(), help=_help(name))
     return parser
 
 
