@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lessmore.errors import StateError
 from lessmore.serve.schemas import ClassName, ClassScore, GroupScore, ImageAnswer
@@ -63,6 +63,13 @@ class StoredAnswer(ImageAnswer):
     frames: Annotated[int, Field(ge=1, le=10**12)]
     groups: list[StoredGroupScore]  # type: ignore[assignment]
     top: list[StoredScore]  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _whole(self) -> StoredAnswer:
+        missing = type(self).model_fields.keys() - self.model_fields_set - {"ms", "tokens"}
+        if missing:
+            raise ValueError(f"{min(missing)} is missing")
+        return self
 
 
 class StoredPlace(_Stored):
