@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 import lessmore
+from lessmore import cli
 from lessmore.assets import world
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.engines import build, cpu, encoder_key, encoder_on, resolve_engine
@@ -261,3 +264,16 @@ def test_calibration_skips_what_cannot_be_read(tmp_path: Path, make_picture: Cal
     (tmp_path / "2.png").unlink()
     with pytest.raises(ConfigError, match="none of the images to calibrate on"):
         calibration_pixels(tmp_path, vlm)
+
+
+def test_threads_sleep_only_in_a_process_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is put back
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    cli._let_threads_sleep()
+    assert "OMP_WAIT_POLICY" not in os.environ  # torch is here already
+    monkeypatch.delitem(sys.modules, "torch")
+    cli._let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    cli._let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"

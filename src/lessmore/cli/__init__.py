@@ -66,6 +66,7 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but some inputs failed, 130 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an expected error is one line on stderr that says what to do."""
+    _let_threads_sleep()
     # bench counts memory with torch's profiler, which reads this once, when torch is imported, and else logs to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     name = "lessmore"
@@ -136,6 +137,15 @@ def _help(name: str) -> str:
         return "of an installed package"
     source = pkgutil.get_data(__name__, f"{name.replace('-', '_')}.py") or b""
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def _let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, in a process that is ours: on busy cores spinning costs most.
+
+    OpenMP reads this when torch loads it. Whoever has set it, or has torch already, keeps what they have.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _run(name: str, args: Namespace) -> int:
