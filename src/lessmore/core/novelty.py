@@ -53,7 +53,7 @@ def news(own: Novelty, feature: Tensor, mean: Tensor, again: Tensor, share: floa
         u `[]`, and what is known.
     """
     filled = own.last_frames.any(dim=1)
-    apart = torch.where(filled, (own.last_frames - feature).square().sum(dim=1), APART).amin()
+    apart = torch.where(filled, (own.last_frames - feature).square().sum(dim=1), APART).amin(dim=0)
     away = torch.where(again, (feature - mean).square().sum(), 0)
     spread = (own.distance_sum + away) / (own.distances + 1)
     u = torch.where(again, (apart / (share * spread).clamp_min(1e-6)).clamp_max(1), 1)
