@@ -242,7 +242,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
             f"{row['engine']:<19}{row['name']:<16}{row['p50_ms']:10.2f}{row['p95_ms']:10.2f}{span:>20}"
             f"{row['images_per_s']:11.1f}{row['gmacs']:8.2f}{row['memory_mb']:8.0f}"
         )
-    print(f"\n{rows[0]['rounds']} rounds; MB: weights, state and the step's own tensors.")
+    print(f"\n{rows[0]['rounds']} rounds; MB: weights, state and the step's own tensors, without OpenVINO's programs.")
     print(bench_verdict(rows))
     for line in bench_advice(rows):
         print(line)
