@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 import torch
 
+from lessmore import adapt
 from lessmore.config import preset
 from lessmore.core.vit import ViT
 from lessmore.engines import build
@@ -39,7 +40,7 @@ from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore
-from lessmore.serve.streams import Look, Streams
+from lessmore.serve.streams import Look, ServedStreams
 from tests.serve.server import CLASSES, pictures, tiny
 
 BARE = """
@@ -117,6 +118,32 @@ async def send_all(address: str, paths: list[str], seconds: float) -> dict[str, 
         "clients": len(paths), "requests": len(waits), "failures": sum(codes.values()) - codes[200],
         "requests/s": round(len(waits) / spent, 1), "p50 ms": round(1e3 * ranks[49], 1),
         "p99 ms": round(1e3 * ranks[98], 1),
+    }  # fmt: skip
+
+
+def overhead(folder: Path, seconds: float, rounds: int) -> dict[str, Any]:
+    """What the server adds to an image: 16 clients of 16 streams against one adapter in a loop, in turn.
+
+    Server, clients and loop share the cores, but the loop has none of the others beside it. The share of a larger
+    model's step is the milliseconds that are added, over the step of part `journal`.
+    """
+    adapter, images, served_ms, bare_ms = adapt(tiny(), CLASSES), pictures(), [], []
+    with served(folder / "overhead") as address:
+        for i in range(16):
+            httpx.post(f"{address}/v1/streams", json={"id": f"s{i}"}).raise_for_status()
+        paths = [f"/v1/streams/s{i}/images" for i in range(16)]
+        for _ in range(rounds):
+            served_ms.append(1e3 / asyncio.run(send_all(address, paths, seconds))["requests/s"])
+            start, done = time.perf_counter(), 0
+            while time.perf_counter() < start + seconds:
+                adapter(images[done % len(images)])
+                done += 1
+            bare_ms.append(1e3 * (time.perf_counter() - start) / done)
+    ratios = sorted(bare / ours for bare, ours in zip(bare_ms, served_ms, strict=True))
+    return {
+        "clients": 16, "rounds": rounds, "bare ms": round(statistics.median(bare_ms), 2),
+        "served ms": round(statistics.median(served_ms), 2),
+        "images/s of the bare engine's": [round(one, 3) for one in (ratios[0], statistics.median(ratios), ratios[-1])],
     }  # fmt: skip
 
 
@@ -208,7 +235,7 @@ def restart(folder: Path, streams: int, images: int) -> dict[str, Any]:
     store = FolderStore(place, fsync=False)
     registry = StreamRegistry(f"sqlite:///{place}/registry.db", fsync=False)
     registry.add(StreamRow("s0", "", None, CONFIG))
-    first = Streams(tiny(), settings, registry, store, Metrics())
+    first = ServedStreams(tiny(), settings, registry, store, Metrics())
     pixels = [first.template(CONFIG).pixels(image) for image in pictures()]
     for i in range(images):
         (told,) = first.answer([Look("s0", pixels[i % len(pixels)])])
@@ -216,7 +243,7 @@ def restart(folder: Path, streams: int, images: int) -> dict[str, Any]:
     for i in range(1, streams):
         registry.add(StreamRow(f"s{i}", "", None, CONFIG))
         shutil.copytree(place / "streams" / "s0", place / "streams" / f"s{i}")
-    again = Streams(tiny(), settings, registry, store, Metrics())
+    again = ServedStreams(tiny(), settings, registry, store, Metrics())
     again.template(CONFIG)
     start = time.perf_counter()
     for i in range(streams):
@@ -244,10 +271,11 @@ def main() -> None:
     args = options.parse_args()
     limit_threads()
     parts: dict[str, Callable[[Path], Any]] = {
+        "overhead": lambda folder: overhead(folder, args.seconds / 2, 5),
         "load": lambda folder: load_rows(folder, args.seconds),
         "eviction": lambda folder: eviction(folder, args.streams, 100),
         "journal": lambda folder: [journal_share(folder, "ViT-B-16", 100, 20)],
-        "restart": lambda folder: restart(folder, 20, 1000),
+        "restart": lambda folder: restart(folder, 100, 1000),
     }
     results: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as name:

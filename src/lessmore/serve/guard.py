@@ -28,6 +28,7 @@ from lessmore.serve.errors import (
 )
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.settings import ServerSettings
+from lessmore.serve.traces import span
 
 _LOG = logging.getLogger("lessmore.serve")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -88,17 +89,18 @@ class AccessLog:
                 MutableHeaders(scope=message)["X-Request-Id"] = number
             await send(message)
 
-        try:
-            await self.app(scope, receive, numbered)
-        except Exception as error:  # a fault of ours: the client gets a body, and the log the traceback
-            _LOG.exception("a request failed", extra={"facts": {"request": number}})
-            self._metrics.errors.labels("internal").inc()
-            if status[0] == 499:
-                await error_response(error, scope["path"])(scope, receive, numbered)
-        finally:
-            self._tell(scope, number, status[0], time.monotonic() - start)
+        with span(scope["method"], Headers(scope=scope)) as traced:
+            try:
+                await self.app(scope, receive, numbered)
+            except Exception as error:  # a fault of ours: the client gets a body, and the log the traceback
+                _LOG.exception("a request failed", extra={"facts": {"request": number}})
+                self._metrics.errors.labels("internal").inc()
+                if status[0] == 499:
+                    await error_response(error, scope["path"])(scope, receive, numbered)
+            finally:
+                self._tell(scope, number, status[0], time.monotonic() - start, traced)
 
-    def _tell(self, scope: Scope, number: str, status: int, seconds: float) -> None:
+    def _tell(self, scope: Scope, number: str, status: int, seconds: float, traced: Any) -> None:
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.requests.labels(route, str(status)).inc()
         if not route.endswith("/events"):
@@ -106,6 +108,9 @@ class AccessLog:
         facts = {"request": number, "method": scope["method"], "route": route, "status": status}
         stream = scope.get("path_params", {}).get("stream") or scope.get("state", {}).get("stream")
         more = {"stream": stream} if isinstance(stream, str) and status < 400 else {}
+        traced.update_name(f"{scope['method']} {route}")
+        traced.set_attributes({"lessmore.request": number, "http.route": route, "http.response.status_code": status})
+        traced.set_attributes({f"lessmore.{name}": value for name, value in more.items()})
         _LOG.info("request", extra={"facts": {**facts, **more, "ms": round(1000 * seconds, 3)}})
 
 

@@ -22,7 +22,7 @@ from lessmore.serve.auth import Caller
 from lessmore.serve.errors import RequestError, UnavailableError, UnknownModelError, UnknownStreamError
 from lessmore.serve.inference_body import HEADER, InferRequest, OutputTensor, infer_body, read_infer_body
 from lessmore.serve.registry import StreamRow
-from lessmore.serve.schemas import ID
+from lessmore.serve.schemas import ID, NewStream
 from lessmore.serve.service import Service
 
 inference_routes = APIRouter(prefix="/v2", tags=["open inference protocol"])
@@ -181,8 +181,8 @@ async def _row(service: Service, caller: Caller, stream: str, start: bool) -> St
     except UnknownStreamError as error:
         if not start:
             raise UnknownStreamError(f"there is no sequence {stream!r}", "begin it with sequence_start") from error
-        settings = {"templates": "photo", "preset": "default", "R": None, "method": "tca"}
-        return await service.create(service.stream_config(settings), caller, stream, None)
+        given = NewStream().model_dump(exclude={"id", "name"})
+        return await service.create(service.stream_config(given), caller, stream, None)
     if start:
         await service.reset(row)
     return row

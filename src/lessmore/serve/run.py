@@ -25,6 +25,7 @@ from lessmore.serve.auth import read_keys
 from lessmore.serve.opened import opened_service
 from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
+from lessmore.serve.traces import exported_traces
 
 _LOG = logging.getLogger("lessmore.serve")
 STOPPED_AT_ONCE = 130
@@ -63,7 +64,7 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
     """
     set_up_logs(settings)
     keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
-    with _listening(settings) as listener, opened_service(settings, classes) as service:
+    with exported_traces(), _listening(settings) as listener, opened_service(settings, classes) as service:
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         _LOG.info("start", extra={"facts": {"settings": settings.printable()}})

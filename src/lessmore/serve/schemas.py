@@ -24,7 +24,11 @@ Template = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_p
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class NewStream(_Body):
@@ -73,7 +77,7 @@ class HubRequest(_Body):
     parameters: HubParameters
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(_Told):
     """What went wrong."""
 
     type: str
@@ -81,13 +85,13 @@ class ErrorDetail(BaseModel):
     remedy: str
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(_Told):
     """Body of every error."""
 
     error: ErrorDetail
 
 
-class ClassScore(BaseModel):
+class ClassScore(_Told):
     """Probability of one class."""
 
     label: str
@@ -95,14 +99,14 @@ class ClassScore(BaseModel):
     zero_shot_score: float
 
 
-class GroupScore(BaseModel):
+class GroupScore(_Told):
     """Probability of a group of classes."""
 
     label: str
     score: float
 
 
-class ImageAnswer(BaseModel):
+class ImageAnswer(_Told):
     """The answer for one image."""
 
     stream: str
@@ -135,13 +139,13 @@ class ImageAnswer(BaseModel):
     """With `explain=tokens`, a PNG as a data URI; not in an answer that is repeated for its key."""
 
 
-class ImageAnswers(BaseModel):
+class ImageAnswers(_Told):
     """Answers for several images, in their order; one without an answer has its error in its place."""
 
     answers: list[ImageAnswer | ErrorBody]
 
 
-class StreamSummary(BaseModel):
+class StreamSummary(_Told):
     """A stream, as the list has it."""
 
     id: str
@@ -151,7 +155,7 @@ class StreamSummary(BaseModel):
     resident: bool
 
 
-class StreamList(BaseModel):
+class StreamList(_Told):
     """A page of the list."""
 
     streams: list[StreamSummary]
@@ -169,7 +173,7 @@ class StreamStatus(StreamSummary):
     last: ImageAnswer | None
 
 
-class Alive(BaseModel):
+class Alive(_Told):
     """The state of the server."""
 
     status: Literal["ok", "ready"]

@@ -38,6 +38,7 @@ from lessmore.serve.scheduler import Scheduler, Ticket
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore
 from lessmore.serve.streams import Look, ServedStreams, check_classes
+from lessmore.serve.traces import span
 
 T = TypeVar("T")
 _ROWS = 4096
@@ -258,7 +259,10 @@ class Service:
             for i, data in enumerate(images)
         ]
         self.scheduler.accept(tickets)
-        results = await asyncio.gather(*(ticket.result for ticket in tickets), return_exceptions=True)
+        with span("classify") as traced:
+            results = await asyncio.gather(*(ticket.result for ticket in tickets), return_exceptions=True)
+            failed = sum(isinstance(result, BaseException) for result in results)
+            traced.set_attributes({"lessmore.images": len(images), "lessmore.failed": failed})
         answers = [self._told(row, result, start) for result in results]
         for answer, ticket, data in zip(answers, tickets, images, strict=True):
             if isinstance(answer, dict) and ticket.explained:

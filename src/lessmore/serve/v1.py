@@ -27,8 +27,16 @@ from lessmore.serve.schemas import (
 )
 from lessmore.serve.service import Service
 
-_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_KEY = re.compile(r"[!-~]{1,200}")
+_HEADERS = {
+    "Idempotency-Key": ("the same key again gets the first answer", {"type": "string", "pattern": f"^{_KEY.pattern}$"}),
+    "X-Timeout-Ms": ("how long an image may wait", {"type": "integer", "minimum": 1, "maximum": 3_600_000}),
+}
 _IMAGES = {
+    "parameters": [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+        for name, (text, schema) in _HEADERS.items()
+    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -41,7 +49,7 @@ _IMAGES = {
                 }
             },
         },
-    }
+    },
 }
 _STATE = {
     "requestBody": {

@@ -1,0 +1,42 @@
+"""Pages about the server that the code can check: the API reference and the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lessmore.serve.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "api_reference.py"), "--check"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.fixture
+def dashboard() -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_dashboard_shows_every_figure_and_no_other(dashboard: dict[str, list[dict[str, object]]]) -> None:
+    shown = set(re.findall(r"lessmore_\w+", json.dumps(dashboard["panels"])))
+    samples = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    known = {
+        family.name: {family.name + end for end in samples[family.type]} for family in Metrics().collectors.collect()
+    }
+    assert shown <= set().union(*known.values())
+    assert [name for name, names in known.items() if not shown & names] == []
+
+
+def test_panels_do_not_overlap(dashboard: dict[str, list[dict[str, object]]]) -> None:
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]  # type: ignore[attr-defined]
+    assert len(set(places)) == len(places) and all(x + w <= 24 for x, _, w, _ in places)
