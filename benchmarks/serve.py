@@ -268,22 +268,26 @@ def main() -> None:
     options.add_argument("--output", type=Path, required=True)
     options.add_argument("--seconds", type=float, default=10, help="length of each load run")
     options.add_argument("--streams", type=int, default=10_000, help="registered streams of the eviction run")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     args = options.parse_args()
     limit_threads()
-    parts: dict[str, Callable[[Path], Any]] = {
-        "overhead": lambda folder: overhead(folder, args.seconds / 2, 5),
-        "load": lambda folder: load_rows(folder, args.seconds),
-        "eviction": lambda folder: eviction(folder, args.streams, 100),
-        "journal": lambda folder: [journal_share(folder, "ViT-B-16", 100, 20)],
-        "restart": lambda folder: restart(folder, 100, 1000),
-    }
-    results: dict[str, Any] = {"machine": machine()}
+    results: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {}
     with tempfile.TemporaryDirectory() as name:
-        for part, measure in parts.items():
-            results[part] = measure(Path(name))
-            print(part, results[part])
-    results["machine"]["load after"] = round(os.getloadavg()[0], 1)
-    args.output.write_text(json.dumps(results, indent=1) + "\n")
+        for part in args.parts:
+            about = machine()
+            found = PARTS[part](Path(name), args)
+            results[part] = {"machine": about | {"load after": round(os.getloadavg()[0], 1)}, "found": found}
+            args.output.write_text(json.dumps(results, indent=1) + "\n")
+            print(part, results[part], flush=True)
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
+    "overhead": lambda folder, args: overhead(folder, args.seconds / 2, 5),
+    "load": lambda folder, args: load_rows(folder, args.seconds),
+    "eviction": lambda folder, args: eviction(folder, args.streams, 100),
+    "journal": lambda folder, args: [journal_share(folder, "ViT-B-16", 100, 20)],
+    "restart": lambda folder, args: restart(folder, 100, 1000),
+}
 
 
 if __name__ == "__main__":
