@@ -1,6 +1,6 @@
 """The server's calls as a page, from its OpenAPI document.
 
-python tools/api_reference.py            # writes docs/api.md
+python tools/api_reference.py            # writes docs/http-api.md
 python tools/api_reference.py --check    # exit code 1 if the page is not what the code says
 """
 
@@ -20,8 +20,8 @@ from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore
 
-PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-_HEAD = """# API reference
+PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
+_HEAD = """# HTTP API
 
 `tools/api_reference.py` writes this page from the OpenAPI document of [`lessmore serve`](serve.md), which a running
 server has at `/openapi.json`, and a test keeps it so. Every call may also answer with an error; [the table of
@@ -38,7 +38,7 @@ def main() -> int:
     if not args.parse_args().check:
         PAGE.write_text(text, encoding="utf-8")
     elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print("docs/api.md is not what the code says; run python tools/api_reference.py", file=sys.stderr)
+        print("docs/http-api.md is not what the code says; run python tools/api_reference.py", file=sys.stderr)
         return 1
     return 0
 
