@@ -29,7 +29,8 @@ _WEAK = re.compile(r"\bLGPL|lesser general public|\bMPL|mozilla public|\bEPL\b|e
 _STRONG = re.compile(r"\bA?GPL|(affero|gnu) general public", re.I)
 _PROPRIETARY = re.compile(r"proprietary|commercial", re.I)
 _PERMISSIVE = re.compile(
-    r"\bMIT|\bBSD|apache|\bISC|\bPSF|python software foundation|zlib|\b0BSD|CC0|public domain|unlicense|\bBSL-1|HPND",
+    r"\bMIT|\bBSD|\bZPL|apache|\bISC|\bPSF|python software foundation|zlib|\b0BSD|CC0|public domain|unlicense|"
+    r"\bBSL-1|HPND",
     re.I,
 )
 _BUNDLED = {
