@@ -123,7 +123,7 @@ def record(spec: RunSpec, answers: Answers, costs: Costs) -> str:
     setup = _bench.setups[spec.dataset]
     each = [torch.from_numpy(np.asarray(part)) for part in (scores, answers.before, answers.plain)]
     with Store(_bench.output / "runs" / job.name, job.key) as store:
-        store.begin(header(job, dict(_bench.environment)), anew=True)
+        store.begin(header(job, dict(_bench.environment)), restart=True)
         temperature, evidence = 1.0, None if answers.evidence is None else torch.from_numpy(answers.evidence)
         for i, (ours, before, plain) in enumerate(zip(*each, strict=True)):
             outcome = Outcome(before, ours, before, None, [], None if evidence is None else evidence[i])

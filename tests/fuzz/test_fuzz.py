@@ -52,7 +52,7 @@ def test_a_reader_without_its_checks_is_caught(tmp_path: Path, monkeypatch: pyte
     """Without the seal and without sense the same mutations do harm, so it is these that hold it off."""
     monkeypatch.setattr("lessmore.storage.sealed._sealed", lambda data, seal: True)
     monkeypatch.setattr("lessmore.storage.state.form_problem", lambda tensors, like: None)
-    monkeypatch.setattr("lessmore.adapter.problem_of", lambda name: lambda state: None)
+    monkeypatch.setattr("lessmore.engines.stream_file.problem_of", lambda name: lambda state: None)
     for crafted in (False, True):
         folder = tmp_path / str(crafted)
         folder.mkdir()

@@ -112,12 +112,12 @@ def test_a_stream_with_correction_and_its_picture(name: str, model: str) -> None
     assert adapter.health().stored > 0
     assert prediction.trace is not None
     strip = pictures.prediction_strip(adapter, images[-1], prediction)
-    assert strip.width >= (1 + len(prediction.trace.blocks)) * 192
+    assert strip.width >= min(6, 1 + len(prediction.trace.blocks)) * 192
     left = prediction.trace.left[0].tolist()
     assert left == sorted(left, reverse=True)
     panel = pictures.token_panels(pictures.as_seen(images[-1], adapter.vlm), prediction.trace)[-1]
     assert isinstance(panel, Image.Image)
-    black = (np.asarray(panel) == 0).all(axis=2).mean()
+    black = (np.asarray(panel) == 0).all(axis=2).mean() / 0.83  # a sixth of a hatched patch is grey
     pruned = float((prediction.trace.fate[0, -1] > MERGED).float().mean())
     assert black == pytest.approx(pruned, abs=0.02)
 

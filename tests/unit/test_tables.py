@@ -46,6 +46,8 @@ def summary(
         "seed": 0,
         "limit": None,
         "precision": "float32",
+        "calibrate": None,
+        "unknown": "off",
         "device": "auto",
         "engine": "auto",
         "workers": 0,

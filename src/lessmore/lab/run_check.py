@@ -37,6 +37,10 @@ def _whole(value: Any) -> bool:
     return type(value) is int and abs(value) < 2**53
 
 
+def _whole_or_fraction(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST
+
+
 def _amount(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= _LARGEST
 
@@ -70,6 +74,7 @@ _SPEC = {
     "options": _each(lambda value: value is None or isinstance(value, (bool, int, float, str, list, dict))),
     **dict.fromkeys(("corruption", "templates", "root", "calibrate"), _maybe(_text)),
     **dict.fromkeys(("device", "engine", "precision"), _text),
+    "unknown": lambda value: value in ("off", "auto") or _whole_or_fraction(value),
     "workers": _count,
     "limit": _maybe(_amount),
     "seed": _whole,
