@@ -36,7 +36,7 @@ def started(*words: object) -> subprocess.Popen[str]:
 
 
 def wait_for_rows(output: Path, count: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
+    for _ in range(2400):
         if output.exists() and output.read_bytes().count(b"\n") >= count:
             return
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -97,11 +97,24 @@ def test_ctrl_c_saves_and_says_how_to_go_on(clip: Path, tmp_path: Path) -> None:
     answered = len(read_rows(output))
     assert f"clip: {answered} frames answered" in err and "Traceback" not in err
     assert answered < 192
-    adapter = fresh()
+    adapter = fresh(preset="camera")
     adapter.restore(state / "clip.safetensors")
     assert adapter.health().seen == answered
     assert call(clip, "--output", output, "--state", state, "--resume", "--quiet") == 0
     assert [row["frame"] for row in read_rows(output)] == list(range(1, 193))
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"),
+    [([], "camera"), (["--stream", "mixed"], "mixed"), (["--preset", "default"], "default")],
+)
+def test_preset_is_the_safe_one_unless_another_is_said(
+    words: list[str], preset: str, uploads: Path, tmp_path: Path
+) -> None:
+    assert call(uploads, "--once", "--quiet", "--state", tmp_path, *words) == 3
+    adapter = fresh(preset=preset)
+    adapter.restore(tmp_path / f"{uploads.name}.safetensors")
+    assert adapter.health().seen == 8
 
 
 @pytest.mark.parametrize(
