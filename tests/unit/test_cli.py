@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -68,7 +69,7 @@ def test_help_has_examples_that_parse(command: str | None, capsys: pytest.Captur
     examples = [line for line in shown.splitlines() if line.startswith("  lessmore ")]
     assert len(examples) >= 3, shown
     for example in examples:
-        words = shlex.split(example.split("|")[0])[1:]
+        words = shlex.split(re.split(r"[|>]", example)[0])[1:]
         if "--help" not in words:
             assert parse(words).subcommand == words[0]
 
