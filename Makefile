@@ -11,13 +11,16 @@ CAMERAS := mosquitto faketime python3-gi gir1.2-gst-rtsp-server-1.0 \
   gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad
 SOAK := LESSMORE_SOAK=1 LESSMORE_FUZZ=10000 $(BIN)/python -m pytest -n $(WORKERS) --timeout=36000
 
-.PHONY: demo test test-services browser lint docs lock bench compat soak clean
+.PHONY: demo test test-failed test-services browser lint docs lock bench compat soak clean
 
 demo: $(VENV)/.base ## a minute's tour on the embedded default
 	$(BIN)/python -m lessmore demo
 
 test: $(VENV)/.dev ## the tests of every change, 8 minutes at most; page tests are skipped without Chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-failed: $(VENV)/.dev ## only what failed the last time, one at a time
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-services: $(VENV)/.dev ## the tests that start a service on this machine: Ray, PostgreSQL, an S3 server, cameras
 	@command -v initdb || ls /usr/lib/postgresql/*/bin/initdb \
