@@ -30,7 +30,7 @@ def write_stream(path: Path, answerer: Answerer, identity: Callable[[], Mapping[
         path: The file.
         answerer: What answers the stream.
         identity: Says what a reader must have in common with it at that moment.
-        note: What else to keep in the file, as JSON has it; whoever continues the stream leaves it alone.
+        note: What else to keep in the file, in values that JSON keeps; whoever continues the stream leaves it alone.
 
     Raises:
         StateError: The file cannot be written.

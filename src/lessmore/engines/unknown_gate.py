@@ -1,8 +1,8 @@
 """Which images are called unknown: a threshold on how unlike all classes an image is, given or set by the stream.
 
-The score is 1 less the likeness of `lessmore.core.unknown`, divided by the logits' scale: a distance between image and
-nearest class, of which half is debiased. An image whose score is above the threshold is unknown. The step gets the
-threshold before the image, so that an unknown one is never stored.
+The score is 1 less the likeness of `lessmore.core.unknown`, divided by the logits' scale: the distance of an image
+from its nearest class, half of it measured on debiased logits. An image whose score is above the threshold is unknown.
+The step gets the threshold before the image, so that an unknown one is never stored.
 
 `auto` finds the threshold without labels, from the scores of the last `PAST` images, known and unknown. Unknown images
 are at the far end of them. So the near half says what is usual: the median, and the distance from there to the nearest

@@ -31,7 +31,7 @@ class JournalMark(NamedTuple):
 
 
 def read_mark(value: Any, path: Path) -> JournalMark:
-    """A mark as JSON has it.
+    """A mark in values that JSON keeps.
 
     Args:
         value: A list of size and digest.

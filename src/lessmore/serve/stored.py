@@ -89,7 +89,7 @@ class StoredChange(_Stored):
     key: str | None
     health: dict[str, Any]
     track: tuple[ClassName, Annotated[int, Field(ge=1, le=10**12)], float | None] | None
-    """The track of which the image is a frame, its frames so far, and the sum of their scores of being unknown."""
+    """The image's track, the frames of the track so far, and the sum of their unknown scores."""
 
 
 Kind = TypeVar("Kind", bound=BaseModel)
