@@ -269,8 +269,8 @@ def _gallery(streams: Sequence[DemoStream]) -> str:
     every, own = changes(streams), corrections(streams)
     images = sum(len(stream.labels) for stream in streams)
     return (
-        f"Tokens of {OURS} after every condensing block: pruned patches are black, merged ones take the colour of "
-        f"their token, the others are kept. Of zero-shot's {images} answers it fixed {every['fixed']}, broke "
+        f"Tokens of {OURS} after every condensing block: pruned patches are hatched, merged ones take the "
+        f"colour of their token, the others are kept. Of zero-shot's {images} answers it fixed {every['fixed']}, broke "
         f"{every['broken']}, and left {every['right']} right and {every['wrong']} wrong. Its correction from memory "
         f"alone fixed {own['fixed']} and broke {own['broken']}; the rest is the work of condensing. Shown are the "
         "first of their kind after a quarter of each stream: not the best, and not in proportion."
