@@ -23,6 +23,7 @@ def layer_weights(L: int, beta: float, rule: LayerWeights, like: Tensor) -> Tens
     Returns:
         `[L]`.
     """
+    # In float64: a small β leaves float32 few digits for the shallow layers.
     depth = torch.linspace(0, 1, L) if rule == "linspace" else torch.arange(1.0, L + 1)
     return (depth.double() / beta).softmax(dim=0).to(like)
 
@@ -40,11 +41,13 @@ def affinities(tokens: Tensor, stored: Tensor, weights: Tensor, token_mean: Tens
     Returns:
         `[C, M]`.
     """
+    # Products with sample and mean are taken at once, so that the entries, the largest tensors here, are read once.
     unit = F.normalize(tokens.to(weights.dtype), dim=-1)
     rows = unit[:, None] if token_mean is None else torch.stack([unit, token_mean], dim=1)
     rows = rows * weights[:, None, None]
     entries = stored.to(weights.dtype).flatten(0, 1)  # [C·M, L, D]
     dots = rows @ entries.permute(1, 2, 0)  # rows times matrices: far faster on CPUs
+    # The division comes after the product: normalised entries would be a second copy of the whole reservoir.
     norms = torch.linalg.vector_norm(entries, dim=-1).clamp_min(torch.finfo(weights.dtype).tiny)
     along = (dots / norms.T[:, None]).sum(dim=0).view(-1, *stored.shape[:2])
     if token_mean is None:
@@ -61,6 +64,7 @@ def votes(ids: Tensor, own: Tensor, config: Adaptation) -> Tensor:
         config: The adaptation.
     """
     stored = ids >= 0
+    # By number, not by slot: the sample may have taken no slot at all.
     return stored & (ids != own[..., None, None]) if config.exclude_own else stored
 
 

@@ -167,6 +167,8 @@ def observe(
     Returns:
         The debiased logits `[C]` and what is remembered with this image.
     """
+    # Logits are linear in the feature, so mean logits come from the mean feature and hold for any class list.
+    # A branch on a value would wait for the device. What is not finite is computed as zeros and undone at the end.
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     finite = wide.isfinite().all()
     z = torch.where(finite, wide - wide.mean(), 0)
@@ -175,12 +177,13 @@ def observe(
     C, again = len(z), mean.images > 0
     total, recent = (centred(texts.logits(v.to(wide.dtype))) for v in (mean.feature_sum, mean.recent_feature))
 
+    # u: how much of an image this frame is. The first image has nothing to differ from, so it adds to no difference.
     number = mean.images.clamp_min(1e-9)
     u, novelty = torch.ones_like(number), mean.novelty
     if rule.new:
         u, novelty = news(novelty, f, mean.feature_sum / number, again, rule.new)
     counted, before = torch.where(again, u, 0), total / number
-    rest = z - before
+    rest = z - before  # how the image stands out; less the mean without it, or a first image would be its own mean
     high, low = rest.amax(dim=-1), rest.amin(dim=-1)
     turn = counted * (p - mean.last_answer).square().sum()
     rise, span = mean.rise + counted * (high + low), mean.span + counted * (high - low)
@@ -188,15 +191,21 @@ def observe(
 
     mean_logits = (total + u * z) / images
     strength, few = _strength(mean_logits, power / images, effective, rise, span, mean.answer_counts, rule)
-    height = (rise + span) / (2 * images)
+    # What frequent classes have put into the mean is theirs, and is given back before the mean is removed.
+    height = (rise + span) / (2 * images)  # E[max], since rise and span are max + min and max − min
     often = (mean.standout_counts / mean.standout_counts.sum().clamp_min(1e-9) - OFTEN / C).clamp_min(0)
     domain = mean_logits - LIFT * height * often
+    # Without their common part, class texts have different lengths; the cosine is with what is left of each of them.
     lengths = (1 - 2 * strength * texts.bias + strength.square() * texts.bias.mean()).clamp_min(1e-12).sqrt()
     answer = (z - strength * domain) / lengths
 
+    # While classes may be few, the mean may be a class. An answer without it would count other classes as seen, which
+    # would then say that classes are many. So the mean is removed only as far as classes are known to be many.
     likely, each = (z - (1 - few).clamp_min(0) * strength * mean_logits).argmax(), torch.arange(C, device=z.device)
     changed, watch = _watch(mean, recent - before, rest, images > 2 * RECENT, turn)
+    # A plain mean until there are RECENT images, then a moving one: no zeros from the start are left in it.
     newest = mean.recent_feature + u * (f - mean.recent_feature) / images.clamp(1.0, RECENT)
+    # All sums shrink by one factor, so that their ratios stay: to the recent images after a change, else to MEMORY.
     keep = torch.where(changed, RECENT / images, 1)
     keep = keep * (MEMORY / (keep * effective).clamp_min(1e-9)).clamp_max(1)
     after = StreamMean(
@@ -234,6 +243,8 @@ def _strength(
     rule: Rule,
 ) -> tuple[Tensor, Tensor]:
     """The strength w, and whether classes may be few; mean_logits and answers `[C]`, the others `[]`."""
+    # Chance alone gives the mean of n independent images 1/n of their power. The mean of K classes keeps 1/K of it,
+    # however long the stream is, and 1/C of it a stream of all classes would keep, too.
     classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
     few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0.0, rule.most)
     chance = 1 / (1 + effective) + rule.prior_weight * (1 + few) * (1 / classes - 1 / len(answers))
@@ -249,9 +260,11 @@ def _watch(
     drift: the recent mean less the mean, `[C]`. rest: the image less the mean, `[C]`. known: whether the mean holds
     more than the recent images, `[]`. turn: what the image adds to the effective images, `[]`.
     """
+    # The direction comes from images before this one. If it were chosen with it, x would always be positive.
     x = torch.where(known, (drift * rest).sum() / drift.square().sum().sqrt().clamp_min(1e-9), 0)
     usual = (mean.drift_power / mean.drift_images.clamp_min(1e-9)).sqrt().clamp_min(1e-9)
     more = torch.where(known, turn * (x / usual - SLACK), 0)
+    # `usual` is a guess until some x are known, and a guess that is too small would raise the alarm at once.
     evidence = torch.where(mean.drift_images > RECENT, (mean.evidence + more).clamp_min(0), 0)
     rho = (mean.drift_product / mean.drift_power.clamp_min(1e-9)).clamp(0.0, 0.95)
     changed = evidence > ALARM * (1 + rho) / (1 - rho)

@@ -52,12 +52,15 @@ def news(own: Novelty, feature: Tensor, mean: Tensor, again: Tensor, share: floa
     Returns:
         u `[]`, and what is known.
     """
+    # An empty place is all zeros, at distance 1 from any feature: nearer than many a frame. So it is moved far away.
     filled = own.last_frames.any(dim=1)
     apart = torch.where(filled, (own.last_frames - feature).square().sum(dim=1), APART).amin(dim=0)
     away = torch.where(again, (feature - mean).square().sum(), 0)
+    # This frame is part of the spread that it is measured by: the second frame of a stream has no other.
     spread = (own.distance_sum + away) / (own.distances + 1)
     u = torch.where(again, (apart / (share * spread).clamp_min(1e-6)).clamp_max(1), 1)
     counted = torch.where(again, u, 0)
+    # Exact repeats take no place. Otherwise 16 of them would push out all that the next frame should be compared with.
     frames = torch.where(u > 0, torch.cat([own.last_frames[1:], feature[None]]), own.last_frames)
     return u, Novelty(frames, FADE * (own.distance_sum + counted * away), FADE * (own.distances + counted))
 

@@ -125,6 +125,7 @@ def eviction_scores(strategy: Strategy, keys: Tensor, ids: Tensor, tokens: Tenso
         return -ids.to(keys.dtype)
     if strategy == "uncertainty":
         return keys
+    # An entry is likest to itself, so its own cosine is left out of its closeness to the others.
     unit = F.normalize(tokens.to(keys.dtype).mean(dim=1), dim=-1)
     cosine = unit @ unit.T
     closeness = (cosine.sum(dim=1) - cosine.diagonal()) / (len(keys) - 1)
@@ -158,11 +159,13 @@ def propose(state: Reservoir, tokens: Tensor, feature: Tensor, logits: Tensor, c
     key = reliability(logits, config.key).to(state.keys.dtype)
     at = index.unsqueeze(0)  # selecting with a tensor of one element keeps the index on the device
     stored, ids, keys = (t.index_select(0, at)[0] for t in (state.anchors, state.ids, state.keys))
+    # The newcomer is first: argmax takes the first of equal scores, so on a tie what is stored stays.
     candidates = torch.cat([tokens.to(stored.dtype).unsqueeze(0), stored])
     scores = eviction_scores(
         config.strategy, torch.cat([key[None], keys]), torch.cat([state.step[None], ids]), candidates
     )
     count = state.counts.index_select(0, at)[0]
+    # Candidate 0 is the newcomer: if it leaves, the slot is −1. Empty slots have scores too, but they mean nothing.
     slot = torch.where(count < config.M, count, scores.argmax() - 1)
     slot = torch.where(is_finite(tokens, feature, logits), slot, -1)
     return Placement(index, slot, tokens, key, state.step.clone())
@@ -175,6 +178,7 @@ def store_(state: Reservoir, placement: Placement) -> None:
         state: The reservoir.
         placement: Where the sample goes.
     """
+    # Whether a sample is stored is known on the device alone. So a slot is always written: with its old value, if not.
     taken, at = placement.slot >= 0, placement.label.unsqueeze(0)
     slot = placement.slot.clamp_min(0)
 
@@ -187,6 +191,7 @@ def store_(state: Reservoir, placement: Placement) -> None:
     put(state.anchors, placement.tokens)
     put(state.keys, placement.key)
     put(state.ids, placement.id)
+    # Counted from the ids, and the mean taken from the slots: nothing drifts, however long the stream is.
     counts = (state.ids.index_select(0, at) >= 0).sum(dim=1)
     state.counts.index_copy_(0, at, counts)
     state.means.index_copy_(0, at, class_mean(state.anchors.index_select(0, at), counts))

@@ -81,7 +81,7 @@ class Places(NamedTuple):
             first: Tokens before the patches.
             size: How many patches each token stands for, `[B, N]`; None if all count as 1.
         """
-        place = self.at[:, :1] if first else middle(self.at, size)
+        place = self.at[:, :1] if first else mean_place(self.at, size)
         return self.moved(torch.cat([place, self.at.expand(len(place), -1, -1)], dim=1))
 
     def condensed(self, done: Condensed, first: int, size: Tensor | None, config: Condensation) -> Places:
@@ -106,7 +106,7 @@ class Places(NamedTuple):
         return self.moved(torch.cat([at[:, :first], places], dim=1))
 
 
-def middle(at: Tensor, size: Tensor | None) -> Tensor:
+def mean_place(at: Tensor, size: Tensor | None) -> Tensor:
     """The mean place of all tokens, `[B, 1, 2]`.
 
     Args:

@@ -107,6 +107,7 @@ def key_bias(anchor: Anchor, keys: int, dtype: torch.dtype) -> Tensor:
         keys: Number of keys.
         dtype: Type of the bias.
     """
+    # Masking keeps the shape of the batch: images with and without an anchor run in one product.
     bias = torch.zeros(len(anchor.label), 1, 1, keys, dtype=dtype, device=anchor.label.device)
     bias[..., 0] = bias[..., 0].masked_fill(~anchor.present[:, None, None], -torch.inf)
     return bias
@@ -168,6 +169,7 @@ def rank_sum(rows: Tensor) -> Tensor:
 
     Summed rather than averaged, so that comparing two tokens is exact; equal attention goes to the lower index.
     """
+    # A permutation's inverse by scatter; a second argsort would cost as much as the first.
     order = rows.argsort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(rows.shape[-1], device=rows.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, ranks).sum(dim=1)
@@ -181,6 +183,7 @@ def token_order(rows: Tensor, score: Score) -> Tensor:
         score: `rank` sorts by cross-head rank, then head-mean attention, then position; `mean` by head-mean attention,
             then position.
     """
+    # Two stable sorts, the second key first, order by (rank, attention, position) without packing them into one number.
     order = head_mean(rows).argsort(dim=-1, descending=True, stable=True)
     if score == "mean":
         return order

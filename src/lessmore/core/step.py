@@ -94,6 +94,7 @@ def plain_admit(config: Adaptation, state: StreamState, sample: Sample, debiased
     placement = reservoir.propose(state.reservoir, sample.tokens, sample.feature, debiased, config)
     if config.debias == "off":
         return placement, state.token_mean
+    # One NaN in a running mean would stay there for good.
     finite = reservoir.is_finite(sample.tokens, sample.feature, debiased)
     moved = updated_mean(state.token_mean, sample.tokens, state.reservoir.step)
     return placement, torch.where(finite, moved, state.token_mean)
@@ -149,11 +150,13 @@ def settle(
     Returns:
         The answer with its delta, and the next state.
     """
+    # The class under which an image is stored is the debiased answer: a biased one would fill the wrong class's slots.
     debiased, stream_mean = operations.observe(state, sample)
     placement, token_mean = operations.admit(state, sample, debiased)
     if floor is not None:
         placement = keep_out(placement, sample.logits, debiased, floor)
     delta = Delta(placement, stream_mean, token_mean)
+    # Stored first, an image meets its own entry, which shields a sure answer from the votes of others (divergences.md).
     if config.order == "update_first":
         state = operations.apply(state, delta)
     off = config.debias == "off"
@@ -161,6 +164,8 @@ def settle(
     if config.lam:  # else nothing stored has a say, and reading it all would be in vain
         affinity = operations.affinities(state, sample, None if off else token_mean)
         scores = class_scores(affinity, votes(state.reservoir.ids, placement.id, config), config)
+    # The correction reads the token mean and the trust after the image, whichever order its entry follows: they are
+    # statistics of the stream, which this image is part of.
     if config.order == "predict_first":
         state = operations.apply(state, delta)
     corrected = correct(debiased, scores, config, None if off else debias.trust(stream_mean))

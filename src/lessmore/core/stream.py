@@ -12,6 +12,7 @@ from lessmore.core import debias, reservoir
 from lessmore.core.debias import StreamMean
 from lessmore.core.reservoir import Placement, Reservoir
 
+# Saved class anchors could contradict the entries that they are means of.
 DERIVED = ("means",)
 """Tensors that follow from the others and are not saved."""
 EMPTY = {"ids": -1}

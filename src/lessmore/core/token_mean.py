@@ -29,6 +29,7 @@ def updated_mean(mean: Tensor, tokens: Tensor, step: Tensor) -> Tensor:
     Returns:
         `[L, D]`, in the precision of `mean`.
     """
+    # Less than the whole image enters, so that a stream of one repeated image keeps a residual with a direction.
     unit = F.normalize(tokens.to(mean.dtype), dim=-1)
     return mean + (SHARE * unit - mean) / (step + 1 + PRIOR).clamp_max(PAST)
 

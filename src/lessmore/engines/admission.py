@@ -139,6 +139,7 @@ def admit_all(
             continue
         entries.put(slot, key, seen + i, near, M + i)
         stored.append(Stored(i, label, slot, tuple(entries.origin)))
+        # Its class has its second entry now. It never loses one again, for entries are replaced, not removed.
         if slot == count == 1:
             lacking -= 1
             all_ready = all_ready if lacking else i + 1

@@ -54,6 +54,8 @@ class Forecast(NamedTuple):
             layer: The block, counted from 0.
             summary: The batch's summary tokens after it, `[B, D]`; they replace the rows that `fresh` names.
         """
+        # Images of the batch may be entries of the anchors that others of the batch look for. Their tokens are taken as
+        # this pass makes them, or each pass would be one behind and the forecast would take longer to settle.
         later = self.later[:, layer]
         if self.fresh is not None:
             new = summary.to(later.dtype)[self.fresh.clamp_min(0)]

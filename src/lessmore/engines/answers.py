@@ -194,6 +194,7 @@ class Answerer:
         """
         size = self.method.size if isinstance(self.method, Batching) else 1
         waiting, failure = iter(inputs), None
+        # What was read before the failure still gets its answers, so the caller loses no image but the one that failed.
         while failure is None:
             group: list[Tensor | ImageError] = []
             try:

@@ -31,7 +31,7 @@ from lessmore.engines.capture import Record, Tape, capture
 from lessmore.engines.chunk_debias import ChunkDebiased, followed, observed
 from lessmore.engines.chunk_replay import Admissions, chunk_inputs, corrected, decide_all, forecast, store_all_
 from lessmore.engines.packed_mean import pack
-from lessmore.engines.split_encoder import Prefix, Rest, halves
+from lessmore.engines.split_encoder import Prefix, Rest, split_encoder
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
 
@@ -109,7 +109,7 @@ class Chunk:
         vision, condensation = setup.vision, setup.preset.condensation
         plan = schedule(vision.shape.patches, len(vision.blocks), condensation)
         self.guided = condensation.uses_anchor and any(stage is not None for stage in plan[1:])
-        fastest = halves(vision, condensation)
+        fastest = split_encoder(vision, condensation)
         self.prefix, self.rest = prefix or fastest[0], rest or fastest[1]
         self.work = Work()
         self.size = sizes[-1]

@@ -73,6 +73,7 @@ def observe_all(state: StreamState, feature: Tensor, logits: Tensor, images: Ten
     rule = RULES[setup.preset.adaptation.debias]
     mean, answers, trusts = state.stream_mean, [], []
     for own, row, counts in zip(feature, logits, real, strict=True):
+        # Logits that are not finite leave no trace (`debias.observe`), which is what images that fill a chunk up need.
         found = torch.where(counts, row, torch.nan)
         answer, mean = debias.observe(mean, found, own, setup.class_texts, rule)
         answers.append(torch.where(counts, answer, row))

@@ -81,6 +81,7 @@ def chunk_inputs(
     label = logits.argmax(dim=-1)
     sound = encoded.tokens.isfinite().flatten(1).all(dim=1) & torch.cat([encoded.feature, logits], 1).isfinite().all(1)
     sound &= torch.arange(len(label), device=label.device) < images
+    # Other strategies decide by numbers alone; all these cosines would be computed for nothing.
     if config.strategy not in ("diversity", "similarity"):
         return ChunkInputs(label, key, sound, None, None)
     new, unit = layer_mean(encoded.tokens), layer_mean(state.anchors[label])
@@ -126,6 +127,7 @@ def admit_on_host(state: Reservoir, chunk_inputs: ChunkInputs, config: Adaptatio
     stored, all_ready = admit_all(
         class_entries(state, chunk_inputs.cosines), M, config.strategy, int(state.step), newcomers
     )
+    # One table crosses to the device in one copy; three small ones would each cost a transfer.
     table = np.zeros((P, 2 + M), dtype=np.int64)
     table[:, 0], table[:, 2:] = -1, C * M + P
     for image, label, slot, origins in stored:
@@ -178,6 +180,7 @@ def forecast(state: Reservoir, decisions: Admissions, tokens: Tensor, ready: Rea
         ready: When a class may serve as an anchor.
     """
     C = len(state.counts)
+    # The row of zeros stands for an empty slot. So every class is a sum of M rows, however many entries it has.
     slots = state.anchors.flatten(0, 1)
     entries = torch.cat([slots, tokens.to(slots.dtype), slots.new_zeros(1, *slots.shape[1:])])
     later = class_mean(entries[decisions.held], decisions.counts)
@@ -243,6 +246,8 @@ def store_all_(state: Reservoir, decisions: Admissions, encoded: Encoded, key: T
         key: Reliabilities, `[P]`.
         images: How many of the images are real, `[]`.
     """
+    # Several images may go to one place. All of them write the last one's values, so the order of writing is of no
+    # account; GPUs promise none.
     label, slot = decisions.label, decisions.slot.clamp_min(0)
     places, time = state.ids.numel(), torch.arange(len(label), device=label.device)
     place = label * state.ids.shape[1] + slot

@@ -76,6 +76,7 @@ def packed_setup(setup: Setup, bfloat16: bool = False) -> Setup:
     if bfloat16 and not has_bfloat16():
         raise ConfigError("this processor has no bfloat16 instructions; use engine='cpu', which stays in float32")
     dtype, known = torch.bfloat16 if bfloat16 else vision.positions.dtype, _PACKED.setdefault(vision, {})
+    # Packing reads every weight once. An adapter that forks or changes its class list must not pay for it again.
     if dtype not in known:
         known[dtype] = pack_tower(vision, dtype)
     return replace(setup, vision=known[dtype])
@@ -135,6 +136,7 @@ def pack_tower(vision: ViT, dtype: torch.dtype) -> ViT:
         dtype: Type the linear layers compute in; one that `can_pack` refuses leaves them unpacked.
     """
     shape = vision.shape
+    # On the meta device nothing is allocated or initialised: all weights are taken over from the tower below.
     with torch.device("meta"):
         tower = ViT(shape)
         if shape.class_token and shape.pool == "class":
@@ -158,6 +160,7 @@ def _pack_layers(module: nn.Module, activation: str, dtype: torch.dtype) -> None
 
 def _fuse_activation(mlp: Mlp, activation: str, dtype: torch.dtype) -> None:
     """Apply an MLP's activation where its input is made; a factor on that input is undone in the last weights."""
+    # A gate or an inner norm stands between the activation and `down`, so the factor could not be undone there.
     name, variant, scale = _FUSED[activation]
     if scale != 1 and (mlp.gate is not None or not isinstance(mlp.norm, nn.Identity)):
         return

@@ -31,6 +31,7 @@ class UnitTCA(TCA):
         """The plain operations, except for the affinities and for keeping their copy up to date."""
 
         def apply_to_both(state: StreamState, delta: Delta) -> StreamState:
+            # One class's entries are normalised again, whether or not the image was stored: asking would cost more.
             after, at = apply(state, delta), delta.placement.label.unsqueeze(0)
             self.units.index_copy_(0, at, self._unit(after.reservoir.anchors.index_select(0, at)))
             return after

@@ -18,7 +18,7 @@ from lessmore.core.stream import StreamState, apply_each_, copy_, from_named, sa
 from lessmore.engines.availability import has_triton
 from lessmore.engines.batching import copied, logits_of, outcome, split
 from lessmore.engines.capture import capture
-from lessmore.engines.split_encoder import halves
+from lessmore.engines.split_encoder import split_encoder
 from lessmore.errors import ConfigError
 from lessmore.methods.registry import Outcome, Setup
 from lessmore.methods.tca import TCA
@@ -31,6 +31,7 @@ def anchors_of(state: Reservoir, ready: Ready) -> Anchors:
         state: S reservoirs; all tensors have S in front.
         ready: When a class may serve as an anchor.
     """
+    # One table of S·C anchors serves the batch; `rows` tells each image which of them are its own stream's.
     S, C = state.counts.shape
     usable = torch.vmap(lambda one: ready_anchors(one, ready).ready)(state)
     return Anchors(state.means.flatten(0, 1), usable, torch.arange(S * C, device=usable.device).view(S, C))
@@ -102,7 +103,7 @@ class Multi:
         if streams < 1:
             raise ConfigError(f"streams must be at least 1, not {streams}")
         self.setup, self.streams = setup, streams
-        self.prefix, self.rest = halves(setup.vision, setup.preset.condensation)
+        self.prefix, self.rest = split_encoder(setup.vision, setup.preset.condensation)
         one = TCA(setup)
         self._empty = one.stream
         self._operations = operations_of(setup, one.weights)
@@ -131,6 +132,7 @@ class Multi:
             raise ConfigError(f"got {len(pixels)} images for streams {list(turn)}; give one image for each stream")
         if list(turn) == list(range(self.streams)):
             return split(self._everyone(pixels, floors), len(pixels))
+        # Some streams wait: the others are copied out, answered and copied back. Indexing makes copies, not views.
         rows = torch.tensor(turn, device=self._empty.reservoir.ids.device)
         part = self.states.map(lambda t: t[rows])
         answers = split(self._step(pixels, part, floors), len(pixels))

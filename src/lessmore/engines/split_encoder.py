@@ -19,8 +19,8 @@ Rest = Callable[[PrefixState, AnchorProvider | None], Encoded]
 """From there on, as `encoder.resume`."""
 
 
-def halves(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
-    """The fused encoder if it can run the tower, else the encoder's own functions.
+def split_encoder(vit: ViT, config: Condensation) -> tuple[Prefix, Rest]:
+    """Both halves of the fused encoder if it can run the tower, else of the plain encoder.
 
     Args:
         vit: The tower.

@@ -21,7 +21,7 @@ from lessmore.core.encoder import Encoded
 from lessmore.core.vit import ViT
 from lessmore.engines.answered import Answered, plain_scores
 from lessmore.engines.answers import Answerer
-from lessmore.engines.split_encoder import halves
+from lessmore.engines.split_encoder import split_encoder
 from lessmore.errors import NonFiniteError
 from lessmore.methods import FromEncoded, Setup
 
@@ -76,7 +76,7 @@ def shared_setup(answerer: Answerer) -> Setup | None:
 
 
 def _encoded_together(key: tuple[ViT, Condensation], images: Sequence[NextImage]) -> list[Answered | NonFiniteError]:
-    prefix, rest = halves(*key)
+    prefix, rest = split_encoder(*key)
     encoded = rest(prefix(torch.cat([one.pixels for one in images])), None)
     return [
         _answer(

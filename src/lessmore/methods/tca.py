@@ -113,6 +113,7 @@ class TCA:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        # With guiding anchors the encoder looks at the stream, so an image cannot be encoded before its turn.
         condensation, adaptation = setup.preset.condensation, setup.preset.adaptation
         guided = condensation.active and condensation.uses_anchor
         self.wants: Literal["tokens"] | None = None if guided else "tokens"
@@ -159,6 +160,7 @@ class TCA:
         """
         if reason := stream_check.delta_problem(self.stream, delta):
             raise ValueError(reason)
+        # The journal leaves out what it can: tokens that were not stored, and frames that were there before.
         own = self.stream.reservoir.anchors[0, 0]
         tokens = delta["tokens"] if len(delta["tokens"]) else torch.zeros_like(own)
         frames = followed_frames(self.stream.stream_mean.last_frames, delta["last_frames"][-1])

@@ -53,6 +53,7 @@ def condense(
         size: How many patches each token stands for, `[B, n]`; merged tokens are then means of patches. None makes
             them means of tokens.
     """
+    # All counts are known before anything runs, so shapes are static and whole batches condense alike.
     kept, ambiguous, pruned = order.split([stage.keep, stage.ambiguous, stage.pruned], dim=1)
     tokens, grown = [gather_tokens(x, kept)], [kept]
     slots = [torch.arange(stage.keep, device=x.device).expand(len(x), -1)]
@@ -65,6 +66,7 @@ def condense(
     if stage.fused:
         tokens.append(fuse(gather_tokens(x, pruned), attention.gather(1, pruned)))
         grown.append(pruned[:, :1])
+    # `slots` follows the order of importance; scattering by `order` puts it back to the order of the patches.
     slots.append(torch.full_like(pruned, stage.out - 1 if stage.fused else -1))
     target = torch.empty_like(order).scatter_(1, order, torch.cat(slots, dim=1))
     carried = None if size is None else carry(size, target, stage)
@@ -125,10 +127,12 @@ def k_centres(distance: Tensor, K: int) -> Tensor:
     Returns:
         Positions, all different, `[B, K]` int64.
     """
+    # Only distances to the nearest centre so far are needed, so a step costs A comparisons, not A·K.
     centres = torch.zeros(len(distance), 1, dtype=torch.int64, device=distance.device)
     nearest = distance[:, 0]
     for _ in range(1, K):
         chosen = centres.shape[1]
+        # A centre has distance 0 to itself, as has its duplicate; −1 keeps a centre from being chosen twice.
         farthest = nearest.scatter(1, centres, -torch.ones_like(nearest[:, :chosen])).argmax(dim=1, keepdim=True)
         nearest = torch.minimum(nearest, gather_tokens(distance, farthest).squeeze(1))
         centres = torch.cat([centres, farthest], dim=1)

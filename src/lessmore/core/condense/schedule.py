@@ -68,6 +68,7 @@ def stage(n: int, config: Condensation) -> Stage:
     Raises:
         ConfigError: No token would be kept.
     """
+    # Products are rounded to nine digits before they are floored: 0.7·10 is a little less than 7 in binary.
     if config.rule == "matching":
         return matched(n, math.floor(round((1 - config.R) * (n + 1), 9)))
     if config.rule == "sampling":
@@ -145,11 +146,12 @@ def share_left(depth: int, config: Condensation) -> float:
         depth: Number of blocks.
         config: R and the blocks.
     """
+    # By bisection: the left side grows with ρ, and fifty halvings leave less than a float can tell.
     low, high, wanted = 0.0, 1.0, mean_left(depth, config)
     for _ in range(50):
-        middle = (low + high) / 2
-        less = sum(middle ** (j + 1) for j in range(depth)) / depth < wanted
-        low, high = (middle, high) if less else (low, middle)
+        half = (low + high) / 2
+        less = sum(half ** (j + 1) for j in range(depth)) / depth < wanted
+        low, high = (half, high) if less else (low, half)
     return high
 
 

@@ -63,6 +63,7 @@ def source_map(steps: list[Step]) -> SourceMap:
     for step in steps:
         alive = where >= 0
         position = where.clamp_min(0)
+        # A patch is followed by the token that carries it, which entered this block at another position than its own.
         fate = torch.where(alive, fate_of(step.target, step.stage).gather(1, position), GONE)
         where = torch.where(fate <= MERGED, step.target.gather(1, position), -1)
         fates.append(fate)
