@@ -129,6 +129,13 @@ def running(store: Path, *flags: str, **environment: str) -> Iterator[Server]:
             server.kill()
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
 def scores_of(answer: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Adapted and zero-shot probability by class."""
     return {one["label"]: (one["score"], one["zero_shot_score"]) for one in answer["top"]}

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
 import pytest
 
 from lessmore.errors import ConfigError
@@ -22,17 +18,10 @@ from lessmore.serve.objectstore import ObjectStore
 from lessmore.serve.opened import open_store
 from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.settings import ServerSettings
-from tests.serve.server import expected, fresh_adapter, pictures, running, saved_state, scores_of
+from tests.serve.server import expected, free_port, fresh_adapter, pictures, running, saved_state, scores_of
 
 pytestmark = pytest.mark.services
 pytest.importorskip("psycopg", reason="needs the extra services")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Postgres:
@@ -130,33 +119,6 @@ def test_a_database_that_goes_away_is_unavailable(postgres: Postgres) -> None:
     postgres.start()
     assert registry.count() >= 0
     registry.close()
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of a server that speaks S3; credentials and address come from the environment, as in production."""
-    pytest.importorskip("s3fs", reason="needs the extra services")
-    pytest.importorskip("moto", reason="needs the extra services")
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-c", f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    given = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**given, "AWS_DEFAULT_REGION": "us-east-1"}.items():
-            patch.setenv(name, value)
-        for _ in range(600):
-            try:
-                httpx.get(address)
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("lessmore-test")
-        yield "s3://lessmore-test"
-        server.terminate()
-        server.wait()
 
 
 def test_a_server_on_s3_that_is_killed_and_restarted(bucket: str, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -49,3 +52,42 @@ class Metrics:
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self.collectors)
+
+
+_FRONT = ("lessmore_errors", "lessmore_body_bytes")
+"""What the process before replicas counts itself."""
+
+
+class _Families:
+    """Figures of several servers, each with a label that tells which."""
+
+    def __init__(self, texts: Sequence[tuple[str, str]]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, once each."""
+        families: dict[str, Metric] = {}
+        for replica, text in self._texts:
+            for family in text_string_to_metric_families(text):
+                if replica == "front" and family.name not in _FRONT:
+                    continue
+                known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for one in family.samples:
+                    known.add_sample(one.name, {**one.labels, "replica": replica}, one.value)
+        yield from families.values()
+
+
+def merged_figures(told: Sequence[tuple[str, int, bytes]], front: Metrics) -> tuple[int, bytes]:
+    """Status and text of what several servers told at /metrics; the first one that refused speaks for all.
+
+    Args:
+        told: Name, status and text of each.
+        front: Figures of the process before them.
+    """
+    refused = next(((status, data) for _, status, data in told if status != 200), None)
+    if refused is not None:
+        return refused
+    collectors = CollectorRegistry()
+    texts = [("front", front.text().decode()), *((name, data.decode()) for name, _, data in told)]
+    collectors.register(_Families(texts))
+    return 200, generate_latest(collectors)

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from lessmore.errors import ConfigError
 from lessmore.serve.app import make_app
 from lessmore.serve.auth import read_keys
 from lessmore.serve.opened import opened_service
-from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.traces import exported_traces
 
@@ -62,21 +61,40 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         ConfigError: A setting cannot be used.
         ModelError: The model cannot be read.
     """
+    if settings.ray:
+        from lessmore.serve.on_ray import serve_on_ray
+
+        return serve_on_ray(settings, classes, announce)
     set_up_logs(settings)
     keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
-    with exported_traces(), _listening(settings) as listener, opened_service(settings, classes) as service:
-        host, port = listener.getsockname()[:2]
-        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    with exported_traces(), listening(settings) as listener, opened_service(settings, classes) as service:
+        announce(address_of(listener))
         _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
-        asyncio.run(_Server(make_app(service, keys), service).serve(sockets=[listener]))
+        asyncio.run(StoppingServer(make_app(service, keys), service).serve(sockets=[listener]))
     return 0
 
 
-class _Server(uvicorn.Server):
+class Stoppable(Protocol):
+    """What is told to stop."""
+
+    stopping: bool
+
+    @property
+    def waiting(self) -> int:
+        """How much waits."""
+
+    async def drain(self) -> None:
+        """Take nothing more, and wait until all that was accepted is answered."""
+
+
+class StoppingServer(uvicorn.Server):
     """A server that answers what it has accepted before it stops."""
 
-    def __init__(self, app: FastAPI, service: Service) -> None:
-        config = uvicorn.Config(app, lifespan="on", ws="none", log_config=None, access_log=False, server_header=False)
+    def __init__(self, app: ASGIApp, service: Stoppable, lifespan: Literal["on", "off"] = "on") -> None:
+        """service: what answers behind the application. lifespan: whether the application starts and ends it."""
+        config = uvicorn.Config(
+            app, lifespan=lifespan, ws="none", log_config=None, access_log=False, server_header=False
+        )
         config.timeout_graceful_shutdown, config.timeout_keep_alive = 5, 30
         super().__init__(config)
         self._service = service
@@ -95,7 +113,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_soon_threadsafe(self._stop, signal.Signals(sig).name)
 
     def _stop(self, name: str) -> None:
-        _LOG.info("stop", extra={"facts": {"signal": name, "waiting": self._service.scheduler.waiting}})
+        _LOG.info("stop", extra={"facts": {"signal": name, "waiting": self._service.waiting}})
         self._stopping = asyncio.create_task(self._drained())
 
     async def _drained(self) -> None:
@@ -104,7 +122,15 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
+def listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """A socket on the host and port of the settings.
+
+    Args:
+        settings: All settings.
+
+    Raises:
+        ConfigError: Something else listens there, or the address is not of this machine.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,6 +144,16 @@ def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
         ) from error
     with listener:
         yield listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of what listens.
+
+    Args:
+        listener: A bound socket.
+    """
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def set_up_logs(settings: ServerSettings) -> None:

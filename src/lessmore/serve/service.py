@@ -71,6 +71,11 @@ class Service:
         self.scheduler = Scheduler(self._work, self.settings, self.metrics)
         self._loop = asyncio.create_task(self.scheduler.run())
 
+    @property
+    def waiting(self) -> int:
+        """Images and changes that wait."""
+        return self.scheduler.waiting
+
     async def drain(self) -> None:
         """Take nothing more, and wait until all that was accepted is answered, within the grace."""
         self.stopping = True
@@ -356,7 +361,7 @@ class Service:
 
     async def measure(self) -> bytes:
         """All figures, for Prometheus."""
-        self.metrics.queue.set(self.scheduler.waiting)
+        self.metrics.queue.set(self.waiting)
         self.metrics.resident.set(len(self.streams.resident))
         self.metrics.stored.set(await self._asked(self.registry.count))
         return self.metrics.text()

@@ -47,6 +47,7 @@ class ServerSettings:
     device: Annotated[str, "cpu, cuda, cuda:1; auto takes a GPU if there is one"] = "auto"
     thumbnails: Annotated[bool, "keep small pictures of newest and stored images in memory, for the live page"] = False
     dtype: Annotated[str, "type of the weights: float32, bfloat16 or float16"] = "float32"
+    ray: Annotated[int, "replicas under Ray Serve, which share --store and --db by URL; 0 serves from here"] = 0
     log: Annotated[Literal["json", "quiet"], "json: a line per request on stderr; quiet: warnings alone"] = "json"
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ _POSITIVE = (
     "snapshot_every", "max_batch", "queue", "queue_total", "max_resident", "memory_limit_mb", "max_classes",
     "max_body_mb", "max_bodies_mb", "body_timeout", "timeout_ms",
 )  # fmt: skip
-_AT_LEAST_ZERO = ("max_wait_ms", "grace", "decoders")
+_AT_LEAST_ZERO = ("max_wait_ms", "grace", "decoders", "ray")
 
 
 def without_password(value: Any) -> Any:
