@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lessmore.serve.metrics import Metrics
+from tests.serve.server import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +20,21 @@ def test_the_reference_is_what_the_code_says() -> None:
     command = [sys.executable, str(ROOT / "tools" / "api_reference.py"), "--check"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
+
+
+def test_the_page_of_the_calls_needs_no_script_and_nothing_from_elsewhere(shared_server: Server) -> None:
+    told = shared_server.client.get("/docs")
+    page, document = told.text, shared_server.client.get("/openapi.json").json()
+    assert (
+        "<script" not in page and "//" not in page and "default-src 'none'" in told.headers["Content-Security-Policy"]
+    )
+    for path, calls in document["paths"].items():
+        for method in calls:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    links = set(re.findall(r'href="#([^"]+)"', page))
+    assert "errorbody" in links and links <= set(re.findall(r'id="([^"]+)"', page))
+    for file in re.findall(r'href="(/page/[^"]+)"', page):
+        assert shared_server.client.get(file).status_code == 200
 
 
 @pytest.fixture

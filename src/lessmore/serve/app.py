@@ -72,6 +72,7 @@ def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
         description="Zero-shot image classification that adapts to each stream of images.",
         version=lessmore.__version__,
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own page loads its script from elsewhere
         redoc_url=None,
         responses={"default": {"model": ErrorBody, "description": "What went wrong, and what to do about it."}},
     )

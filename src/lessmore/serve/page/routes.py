@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from PIL import Image
 from pydantic import BaseModel
@@ -19,6 +19,7 @@ import lessmore
 from lessmore.assets import camera, world
 from lessmore.serve.api import Classifier, ReadRow, Serving
 from lessmore.serve.errors import NoPageFileError
+from lessmore.serve.page.reference import reference_html
 
 _HERE = Path(__file__).parent
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -81,7 +82,7 @@ class CameraPictures(BaseModel):
 @page_routes.get("/", include_in_schema=False)
 async def live_page(service: Serving) -> Response:
     """The page; it names no stream, for everybody may see it."""
-    facts = {"model": service.vlm.name, "version": lessmore.__version__, "waiting": service.scheduler.waiting}
+    facts = {"model": service.vlm.name, "version": lessmore.__version__, "waiting": service.waiting}
     facts["thumbnails"] = str(service.settings.thumbnails).lower()
     facts["keys"] = str(service.settings.api_keys is not None).lower()
     text = Template((_HERE / "live.html").read_text(encoding="utf-8"))
@@ -90,6 +91,14 @@ async def live_page(service: Serving) -> Response:
         media_type="text/html; charset=utf-8",
         headers=_HEADERS,
     )
+
+
+@page_routes.get("/docs", include_in_schema=False)
+async def reference_page(request: Request) -> Response:
+    """Every call and body in words; it needs no script and nothing from elsewhere."""
+    text = Template((_HERE / "reference.html").read_text(encoding="utf-8"))
+    page = text.substitute(version=escape(lessmore.__version__), reference=reference_html(request.app.openapi()))
+    return Response(page, media_type="text/html; charset=utf-8", headers=_HEADERS)
 
 
 @page_routes.get("/page/{file}", include_in_schema=False)
