@@ -15,7 +15,7 @@ from lessmore.serve.schemas import NewStream
 from lessmore.serve.streams import Look
 from lessmore.storage import sealed
 from lessmore.storage.state import SCHEMA
-from tests.serve.server import fresh_adapter, pictures
+from tests.serve.server import Server, fresh_adapter, pictures
 from tests.serve.test_schedules import CONFIG, NAMES, closed, opened
 
 
@@ -49,6 +49,24 @@ def test_a_killed_stream_goes_on_exactly(snapshot_every: int, tmp_path: Path, mo
     with pytest.raises(DamagedStreamError, match="scores of unknown images are none"):
         streams.get("s")
     closed(streams)
+
+
+def test_the_rule_changes_in_flight(shared_server: Server) -> None:
+    """What was learned stays, and the next image is judged by the new rule; a method that cannot is refused."""
+    shared_server.create("rule", classes=NAMES)
+    adapter = fresh_adapter(classes=NAMES)
+    for rule, images in (("off", pictures(24)[:4]), (0.0, pictures(24)[4:7]), ("off", pictures(24)[7:9])):
+        change = shared_server.client.patch("/v1/streams/rule", json={"unknown": rule})
+        assert change.status_code == 204, change.text
+        for image in images:
+            adapter.answerer.gate = unknown_gate.UnknownGate(rule)
+            told, own = shared_server.send("rule", image, top=len(NAMES)), adapter(image)
+            assert (told["label"], told["score"], told["unknown"]) == (own.label, own.confidence, rule == 0.0)
+    status = shared_server.client.get("/v1/streams/rule").json()
+    assert (status["config"]["unknown"], status["health"]["unknown"], status["seq"]) == ("off", 3, 9)
+    shared_server.create("deaf", classes=NAMES, method="tda")
+    refused = shared_server.client.patch("/v1/streams/deaf", json={"unknown": "auto"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (422, "invalid_settings")
 
 
 def test_settings_of_a_stream() -> None:

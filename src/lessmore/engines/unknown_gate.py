@@ -170,6 +170,19 @@ class UnknownGate:
         other.calibrated, other._scores = self.calibrated, self._scores.copy()
         return other
 
+    def under(self, rule: UnknownRule) -> UnknownGate:
+        """An independent gate of another rule that goes on from the same scores; it sets its threshold anew.
+
+        Args:
+            rule: `off`, `auto` or a threshold.
+
+        Raises:
+            ConfigError: It is none of these.
+        """
+        other = UnknownGate(rule)
+        other._scores.extend(self._scores if other.on else [])
+        return other
+
     def saved(self) -> dict[str, Any]:
         """What a state file keeps."""
         return {"scores": list(self._scores), "calibrated": self.calibrated} if self.on else {}

@@ -46,12 +46,14 @@ class NewStream(_Body):
 
 
 class ClassListChange(_Body):
-    """A change of a stream's class list, in this order."""
+    """A change of a stream's class list, in this order, and of how unknown images are told."""
 
     rename: Annotated[dict[ClassName, ClassName], Field(max_length=10_000)] = {}
     """New names by present ones."""
     remove: Annotated[list[ClassName], Field(max_length=10_000)] = []
     add: Annotated[list[ClassName], Field(max_length=10_000)] | Groups = []
+    unknown: Literal["off", "auto"] | float | None = None
+    """`off`, `auto` or a threshold; left out, it stays as it is."""
 
 
 class ForkedStream(_Body):

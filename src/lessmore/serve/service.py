@@ -22,7 +22,6 @@ from lessmore.data.decoder import Decoder
 from lessmore.engines.answered import plain_scores
 from lessmore.engines.cores import limit_threads, usable_cores
 from lessmore.errors import ImageError, LessmoreError, StateError
-from lessmore.models.class_list import ClassNames
 from lessmore.models.vlm import VLM
 from lessmore.prediction import Prediction
 from lessmore.serve.answer import Answer, Asked, flat_names, listed
@@ -169,9 +168,9 @@ class Service:
         """Forget what the stream learned, after the images that wait."""
         await self._changed(row, lambda: self.streams.forget(row.id))
 
-    async def relist(self, row: StreamRow, rename: Mapping[str, str], remove: Sequence[str], add: ClassNames) -> None:
-        """Change a stream's class list, after the images that wait; see `ServedStreams.relist`."""
-        await self._changed(row, lambda: self.streams.relist(row.id, rename, remove, add))
+    async def relist(self, row: StreamRow, **change: Any) -> None:
+        """Change a stream's class list, after the images that wait; `change` is as `ServedStreams.relist` takes it."""
+        await self._changed(row, lambda: self.streams.relist(row.id, **change))
         self._rows.pop(row.id, None)
 
     async def delete(self, row: StreamRow) -> None:

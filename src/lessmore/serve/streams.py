@@ -14,6 +14,7 @@ from torch import Tensor
 from lessmore.adapter import Adapter, adapt
 from lessmore.engines.answered import Answered
 from lessmore.engines.together import NextImage, take_turn
+from lessmore.engines.unknown_gate import UnknownRule
 from lessmore.errors import ConfigError, ImageError, LessmoreError, NonFiniteError, StateError
 from lessmore.models.class_list import ClassNames
 from lessmore.models.vlm import VLM
@@ -210,17 +211,25 @@ class ServedStreams:
             raise
         return result
 
-    def relist(self, stream: str, rename: Mapping[str, str], remove: Sequence[str], add: ClassNames) -> None:
-        """Change the class list of a stream; what was learned of classes that stay is kept.
+    def relist(
+        self,
+        stream: str,
+        rename: Mapping[str, str],
+        remove: Sequence[str],
+        add: ClassNames,
+        unknown: UnknownRule | None = None,
+    ) -> None:
+        """Change the class list of a stream, or how it tells unknown images; what was learned is kept.
 
         Args:
             stream: Its id.
             rename: New names by present ones; done first.
             remove: Names that go; done second.
             add: Names that come, in groups where the list has groups; done last.
+            unknown: The new rule; None keeps the one there is.
 
         Raises:
-            ConfigError: A name cannot be used, or the method cannot follow a class list; nothing has changed.
+            ConfigError: A name or rule cannot be used, or the method cannot follow it; nothing has changed.
             RequestError: There would be too many classes; nothing has changed.
         """
 
@@ -234,6 +243,11 @@ class ServedStreams:
                 adapter.add_classes(add)
             check_classes(adapter.classes, self.settings.max_classes)
             resident.config["classes"] = classes_of(adapter)
+            if unknown is not None:
+                gate = adapter.answerer.gate.under(unknown)
+                gate.check(resident.method, adapter.method_name, adapter.answerer.engine)
+                adapter.answerer.gate = gate
+                resident.config["unknown"] = unknown
 
         self.change(stream, change)
         # It comes back with embeddings of the whole list, as after a restart; those of single names round differently.

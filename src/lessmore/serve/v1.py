@@ -119,8 +119,11 @@ async def classify_images(
 
 @stream_routes.patch("/streams/{stream}", status_code=204)
 async def change_classes(service: Serving, row: ClassifyRow, body: ClassListChange) -> None:
-    """Change the class list. What was learned of classes that stay is kept; a new class starts as unseen."""
-    await service.relist(row, body.rename, body.remove, body.add)
+    """Change the class list, or the threshold of unknown images.
+
+    What was learned of classes that stay is kept; a new class starts as unseen.
+    """
+    await service.relist(row, **body.model_dump())
 
 
 @stream_routes.post("/streams/{stream}/reset", status_code=204)
