@@ -19,7 +19,7 @@ from lessmore.cli import main
 from lessmore.core.condense.source import GONE, KEPT, MERGED, PRUNED
 from lessmore.errors import ImageError
 from lessmore.lab.job import prepare_job
-from lessmore.lab.report import browser, charts, detail
+from lessmore.lab.report import browser, charts, detail, thresholds
 from lessmore.lab.report.album import ENTRIES, Album, Library, choose_pictured, replay_run
 from lessmore.lab.report.html import render_report
 from lessmore.lab.report.overview import overview
@@ -124,6 +124,28 @@ def test_the_bins_are_those_of_the_calibration_error(tmp_path: Path) -> None:
         error = float((bins.share * np.abs(bins.accuracy - bins.confidence)).sum())
         assert error == pytest.approx(summary["metrics"][key or "zero_shot_ece"], abs=1e-6)
         assert bins.share.sum() == pytest.approx(1)
+
+
+def test_thresholds_let_pass_what_is_so_sure(tmp_path: Path) -> None:
+    rows = finished(tmp_path, 300, 7).rows
+    answered = [row for row in rows if "error" not in row]
+    for i, row in enumerate(answered):
+        row["confidence"] = min(1.0, row["probability"] + i % 3 / 10)
+    found, figure = thresholds.answers_above(rows), thresholds.threshold_figure(rows)
+    for kind, (answer, probability) in thresholds.KINDS.items():
+        for percent in (0, 7, 29, 57, 70, 99):
+            passing = [row for row in answered if row[probability] >= percent / 100]
+            right = sum(row[answer] == row["label"] for row in passing)
+            assert (found[kind].taken[percent], found[kind].right[percent]) == (len(passing), right)
+    assert found["raw"].taken[50] < found["reported"].taken[50] < found["reported"].taken[0] == 299
+    half = dict(zip(figure.head, figure.body[0], strict=True))
+    taken, right = found["reported"].taken[50], found["reported"].right[50]
+    assert (half["at least"], half["reported"]) == ("50 %", f"{100 * taken / 299:.1f} / {100 * right / taken:.1f}")
+    assert figure.svg.count("<polyline") == 3
+    for row in answered:
+        row["confidence"] = 0.1
+    last = thresholds.threshold_figure(rows).body[-1]
+    assert last[-1] == "0.0 / –"
 
 
 def test_gains_by_class_and_domain_add_up(tmp_path: Path) -> None:

@@ -123,13 +123,20 @@ def test_tables_and_figures_of_the_report(real: Path, tmp_path: Path, capsys: py
     assert all(f"<h4>{name}</h4>" in text for name in ("Reliability", "Confusions", "Classes that gain, points"))
     (folder,) = tables.iterdir()
     read = {f.stem: list(csv.DictReader(f.open(encoding="utf-8"))) for f in folder.iterdir()}
-    assert sorted(read) == ["classes", "confusion", "reliability"]
+    assert sorted(read) == ["classes", "confusion", "reliability", "thresholds"]
     run = find_runs([real / "tca"])[0][0]
     counts = np.array([[int(v) for k, v in line.items() if k != "true class"] for line in read["confusion"]])
     assert counts.sum() == 36 and counts.trace() / 36 == pytest.approx(run.summary["metrics"]["accuracy"])
     adapted = [line for line in read["reliability"] if line["answers"] == "adapted"]
     gap = sum(float(b["share"]) * abs(float(b["confidence"]) - float(b["accuracy"])) for b in adapted)
     assert gap == pytest.approx(run.summary["metrics"]["confidence_ece"], abs=1e-4)
+    everything = {line["answers"]: line for line in read["thresholds"] if float(line["threshold"]) == 0}
+    assert {name: int(line["pass"]) for name, line in everything.items()} == {
+        "zero-shot": 36,
+        "raw": 36,
+        "reported": 36,
+    }
+    assert int(everything["reported"]["right"]) / 36 == pytest.approx(run.summary["metrics"]["accuracy"])
 
 
 def test_tensorboard_has_the_curves_of_the_run(real: Path) -> None:

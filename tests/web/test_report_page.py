@@ -187,6 +187,30 @@ def colour(page: Page, x: int, y: int) -> list[int]:
     return list(page.do(f"(c => {{ const p = {copy}; {read}; }})(document.querySelector('canvas'))"))
 
 
+def test_a_threshold_is_chosen_and_found(page: Page) -> None:
+    above = "JSON.parse(document.getElementById('data').textContent).runs[0].above.reported"
+    panel = "article.panel:not([hidden])"
+    slider = f"document.querySelector('{panel} .chooser [type=range]')"
+    assert page.do(f"{slider}.value") == "70"
+    page.do(f"{slider}.focus()")
+    page.press("ArrowLeft", 5)
+    taken, right = (page.do(f"{above}[{part}][65]") for part in (0, 1))
+    told = page.text(f"{panel} .chooser [role=status]")
+    assert told.startswith(f"{taken:,} of 4,999 answers pass")
+    assert f"of these {100 * right / taken:.1f} % are right" in told
+    assert page.text(f"{panel} .chooser output") == "65 %"
+    page.do(f"document.querySelector('{panel} .chooser [type=number]').value = 62")
+    page.click(f"{panel} .chooser button")
+    shares = page.do(f"{above}[1].map((right, i) => {above}[0][i] ? right / {above}[0][i] : -1)")
+    first = next(percent for percent, share in enumerate(shares) if share >= 0.62)
+    assert page.do(f"{slider}.value") == str(first)
+    page.do(f"document.querySelector('{panel} .chooser [type=number]').value = 100")
+    page.click(f"{panel} .chooser button")
+    if max(shares) < 1:
+        assert page.text(f"{panel} .chooser [role=status]").startswith("No threshold gives 100.0 % here.")
+        assert page.do(f"{slider}.value") == str(first)
+
+
 def test_names_are_text(page: Page) -> None:
     assert page.do("[...document.querySelectorAll('script')].length") == 2
     shown = str(page.do("document.body.textContent"))

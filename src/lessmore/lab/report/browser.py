@@ -7,6 +7,7 @@ from typing import Any
 
 from lessmore.lab.journal import SampleRow
 from lessmore.lab.report.album import Album
+from lessmore.lab.report.thresholds import answers_above
 from lessmore.lab.report.tokens import PALETTE, TINT
 
 _NONE = -1
@@ -40,7 +41,8 @@ def page_data(titles: Sequence[str], rows: Sequence[Sequence[SampleRow]], albums
             lists.append(names)
         at = {row["i"]: position for position, row in enumerate(samples)}
         pictures = {at[i]: _picture(samples[at[i]], album) for i in album.uris}
-        runs.append({"title": title, "classes": lists.index(names), **_columns(samples, ids), "pictures": pictures})
+        run = {"title": title, "classes": lists.index(names), **_columns(samples, ids), "pictures": pictures}
+        runs.append(run | {"above": answers_above(samples)})
         uris |= {ids.number(samples[at[i]]["id"]): uri for i, uri in album.uris.items()}
     return {"palette": PALETTE, "tint": TINT, "ids": list(ids.all), "classes": lists, "uris": uris, "runs": runs}
 

@@ -17,6 +17,7 @@ from lessmore.lab.report.browser import names_of, page_data
 from lessmore.lab.report.overview import Overview, OverviewLine, cost_chart, overview
 from lessmore.lab.report.runs import Finished
 from lessmore.lab.report.tables import TUNED
+from lessmore.lab.report.thresholds import TITLE, threshold_figure
 from lessmore.lab.report.write import part, render
 
 
@@ -59,6 +60,7 @@ def render_report(runs: Sequence[Finished], albums: Sequence[Album], left_out: S
         opened=numbers.get(found.opened or "", 0),
         facets=_facets(found),
         tuned=TUNED,
+        chooser=TITLE,
         presets=preset_note(
             sorted({r.summary["spec"]["preset"] for r in runs if r.summary["spec"]["method"] == "tca"})
         ),
@@ -133,9 +135,10 @@ def _panel(number: int, name: str, run: Finished, album: Album) -> ReportPanel:
         figures=(
             detail.over_time_figure(run.rows),
             detail.windows_figure(metrics["over_time"]),
-            detail.calibration_figure(run.rows, metrics),
-            *detail.class_figures(run.rows, names),
             detail.confusion_figure(run.rows, names),
+            detail.calibration_figure(run.rows, metrics),
+            threshold_figure(run.rows),
+            *detail.class_figures(run.rows, names),
             *domains,
         ),
         reservoir=_by_class(album, names),

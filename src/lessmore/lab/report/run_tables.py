@@ -1,4 +1,4 @@
-"""One run as files for further work: a line per class, the confusion matrix, the reliability diagram."""
+"""One run as files for further work: a line per class, the confusion matrix, the reliability diagram, thresholds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from lessmore.lab.confusion import class_lines, confusion
 from lessmore.lab.report.detail import confidence_bins
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.runs import Finished
+from lessmore.lab.report.thresholds import PERCENTS, answers_above
 from lessmore.storage.files import replacing
 
 
 def write_run_tables(run: Finished, folder: Path) -> list[Path]:
-    """Write classes.csv, confusion.csv and reliability.csv of a run, atomically; fractions, not percent.
+    """Write classes, confusion, reliability and thresholds of a run as CSV, atomically; fractions, not percent.
 
     Args:
         run: The run.
@@ -37,6 +38,11 @@ def write_run_tables(run: Finished, folder: Path) -> list[Path]:
             {"answers": kind, **dict(zip(asdict(of), values, strict=True))}
             for kind, of in bins.items()
             for values in zip(*(part.tolist() for part in asdict(of).values()), strict=True)
+        ],
+        "thresholds.csv": [
+            {"answers": kind, "threshold": percent / 100, "pass": taken, "right": right}
+            for kind, above in answers_above(run.rows).items()
+            for percent, taken, right in zip(PERCENTS, *above, strict=True)
         ],
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -66,8 +66,50 @@
     for (const panel of document.querySelectorAll("[data-run]")) panel.hidden = panel.dataset.run !== String(number);
     for (const place of document.querySelectorAll(".which")) place.textContent = run.title;
     $("pick").value = number;
+    showThreshold();
     fillFilters();
     filter();
+  }
+
+  // The threshold: chosen, or found for a wanted share of right answers
+  const chooser = () => document.querySelector("article.panel:not([hidden]) .chooser");
+
+  /** Wilson's 95 % interval of a share, in percent. */
+  function interval(right, taken) {
+    const [z2, p] = [3.8416, right / taken];
+    const half = Math.sqrt(z2 * (p * (1 - p) / taken + z2 / (4 * taken * taken)));
+    return [-1, 1].map((side) => (100 * (p + z2 / (2 * taken) + side * half) / (1 + z2 / taken)).toFixed(1));
+  }
+
+  function showThreshold(note = "") {
+    const place = chooser();
+    const percent = place.querySelector("[type=range]").value;
+    const [taken, right] = run.above.reported.map((counts) => counts[percent]);
+    const all = run.above.reported[0][0];
+    const share = (part, whole) => `${(100 * part / whole).toFixed(1)} %`;
+    const count = (number) => number.toLocaleString("en");
+    place.hidden = false;
+    place.querySelector("output").textContent = `${percent} %`;
+    const passed = taken
+      ? `${count(taken)} of ${count(all)} answers pass (${share(taken, all)}); of these ${share(right, taken)} are right ` +
+        `(95 % interval ${interval(right, taken).join(" to ")})`
+      : `None of ${count(all)} answers passes`;
+    place.querySelector("[role=status]").textContent =
+      `${note}${passed}. ${count(all - taken)} are left to others. Check the threshold on other images.`;
+  }
+
+  function findThreshold() {
+    const wanted = Number(chooser().querySelector("[type=number]").value) / 100;
+    const [taken, right] = run.above.reported;
+    const found = taken.findIndex((count, percent) => count && right[percent] >= wanted * count);
+    if (found >= 0) chooser().querySelector("[type=range]").value = found;
+    showThreshold(found < 0 ? `No threshold gives ${(100 * wanted).toFixed(1)} % here. ` : "");
+  }
+
+  for (const place of document.querySelectorAll(".chooser")) {
+    place.querySelector("[type=range]").addEventListener("input", () => showThreshold());
+    place.querySelector("[type=number]").addEventListener("change", findThreshold);
+    place.querySelector("button").addEventListener("click", findThreshold);
   }
 
   function fillFilters() {
