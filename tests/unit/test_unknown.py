@@ -60,7 +60,7 @@ def test_off_is_the_adapter_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
-@pytest.mark.parametrize("preset", ["default", "fixed"])
+@pytest.mark.parametrize("preset", ["default", "fixed", "camera"])
 def test_unknown_images_are_answered_and_seen_but_not_stored(preset: str, engine: str) -> None:
     threshold = middling(preset=preset, engine=engine)
     one, plain = adapter(preset=preset, engine=engine, unknown=threshold), adapter(preset=preset, engine=engine)
@@ -80,7 +80,9 @@ def test_unknown_images_are_answered_and_seen_but_not_stored(preset: str, engine
     mine, theirs = learned(one), learned(plain)
     for name in mine.keys() - MEMORY:  # the statistics saw every image
         assert torch.equal(mine[name], theirs[name]), name
-    assert torch.equal(mine["step"], theirs["step"]) and not torch.equal(mine["ids"], theirs["ids"])
+    assert torch.equal(mine["step"], theirs["step"])
+    if preset != "camera":  # with one slot for a class both may end with the same image
+        assert not torch.equal(mine["ids"], theirs["ids"])
 
 
 def test_the_score_is_a_distance_of_largest_logits() -> None:
@@ -109,6 +111,23 @@ def test_many_streams_keep_out_as_one_does() -> None:
         assert [bool(found.stored) for found in together] == [found.stored for found in alone]
     for number in range(2):
         assert torch.equal(multi.state(number)["ids"], learned(one[number])["ids"])
+
+
+def test_many_cameras_keep_out_and_see_all() -> None:
+    one = adapter(preset="camera")
+    floor = UnknownGate(middling(preset="camera")).floor(one._setup.logit_scale)
+    multi, kept_out = Multi(one._setup, 2), 0
+    for i, image in enumerate(images(20)):
+        strict, lax = multi.predict(image.expand(2, -1, -1, -1), floors=torch.tensor([floor, -math.inf]))
+        assert strict.evidence is not None
+        torch.testing.assert_close(strict.scores, lax.scores, rtol=1e-4, atol=1e-6)  # the memory does not vote
+        unknown = bool(likeness(strict.logits, strict.evidence) < floor)
+        kept_out += unknown
+        assert not unknown or not (strict.stored or (multi.state(0)["ids"] == i).any())
+    strict_state, lax_state = multi.state(0), multi.state(1)
+    assert 3 < kept_out < 17
+    for name in strict_state.keys() - MEMORY:  # rows of a batch may differ in their last bits
+        torch.testing.assert_close(strict_state[name], lax_state[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_a_stream_sets_its_threshold() -> None:
@@ -168,14 +187,15 @@ def test_what_cannot_keep_out_is_refused_by_name() -> None:
     assert 5 < sum(told) < 25
 
 
-def test_saved_forked_and_restored_it_goes_on_exactly(tmp_path: Path) -> None:
-    whole, first = adapter(unknown="auto"), adapter(unknown="auto")
+@pytest.mark.parametrize("preset", ["default", "camera"])
+def test_saved_forked_and_restored_it_goes_on_exactly(preset: str, tmp_path: Path) -> None:
+    whole, first = adapter(unknown="auto", preset=preset), adapter(unknown="auto", preset=preset)
     stream = images(150)
     expected = [whole(image) for image in stream]
     for image in stream[:90]:
         first(image)
     first.save(tmp_path / "s.safetensors")
-    second = adapter(unknown="auto")
+    second = adapter(unknown="auto", preset=preset)
     second.restore(tmp_path / "s.safetensors")
     third = second.fork()
     assert second.health() == first.health()
