@@ -104,7 +104,7 @@ def scores_of(one: Encodings) -> dict[str, Floats]:
     ours: list[Tensor] = []
     debiased: list[Tensor] = []
     for z, feature in zip(logits, one.feature, strict=True):
-        answer, mean = debias.observe(mean, z, feature, texts, debias.PRIOR_WEIGHT["careful"])
+        answer, mean = debias.observe(mean, z, feature, texts, debias.RULES["careful"])
         ours.append(likeness(z, answer) / one.scale)
         debiased.append(answer.amax())
     wide = plain.double()
