@@ -44,11 +44,13 @@ def main() -> int:
     return 1 if defects else 0
 
 
+_IN_MEMORY = "/dev/shm"
+"""Where Linux keeps files in memory: a disk would take half of the time."""
 _ORDER = (Outcome.REFUSED, Outcome.EQUAL, *DEFECTS)
 
 
 def _tried(name: str, crafted: bool, count: int, seed: int) -> Tally:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
         os.environ["LESSMORE_CACHE"] = f"{folder}/lessmore-cache"
         return tally(KINDS[name](Path(folder), crafted), count, seed)
 

@@ -91,18 +91,20 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
+CHOSEN = ServerSettings(max_batch=1, snapshot_every=1000)
+
+
 class Begun:
     """Streams that have seen some images, and where each stood after every one of them."""
 
-    def __init__(self, folder: Path, store: StateStore) -> None:
-        chosen = ServerSettings(max_batch=1, snapshot_every=1000)
+    def __init__(self, folder: Path, store: StateStore, owner: str = "") -> None:
         self.registry = StreamRegistry(f"sqlite:///{folder / 'registry.db'}", fsync=False)
-        self.streams = ServedStreams(tiny(), chosen, self.registry, store, Metrics())
+        self.streams = ServedStreams(tiny(), CHOSEN, self.registry, store, Metrics())
         self.stood: dict[str, dict[int, dict[str, Any]]] = {}
         with quickly():
             for name, method in METHODS.items():
                 config = {"classes": CLASSES, "templates": "photo", "preset": "default", "R": None, "method": method}
-                self.registry.add(StreamRow(name, "", None, config))
+                self.registry.add(StreamRow(name, owner, None, config))
                 self.stood[name] = {0: stands(self.streams.get(name))}
                 for i in range(BEFORE + AFTER):
                     self.streams.answer(
@@ -258,4 +260,4 @@ def _changed_row(row: str, crafted: bool, dice: random.Random) -> tuple[str, str
     plain = json.loads(row)
     del plain["seal"]
     odd, told = crafted_json(plain, dice)
-    return registries._sealed_text(dice.choice(["tca", "tda"]), odd), told
+    return registries._sealed_text(StreamRow(dice.choice(["tca", "tda"]), "", None, odd)), told

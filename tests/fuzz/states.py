@@ -105,8 +105,8 @@ def _files(files: dict[Path, Path], use: Callable[[], bool | Outcome], craft: Ca
     return trial
 
 
-class _Heard(logging.Handler):
-    """Whether a cache said that it was of no use."""
+class Heard(logging.Handler):
+    """Whether something was said in the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class _Heard(logging.Handler):
 
 
 @contextmanager
-def _listening(module: str) -> Iterator[_Heard]:
-    log, heard = logging.getLogger(module), _Heard()
+def listening(module: str) -> Iterator[Heard]:
+    log, heard = logging.getLogger(module), Heard()
     log.addHandler(heard)
     before, log.propagate = log.propagate, False
     try:
@@ -137,7 +137,7 @@ def class_embedding_cache(folder: Path, crafted: bool) -> Trial:
     file.rename(good)
 
     def use() -> bool | Outcome:
-        with _listening(embeddings.__name__) as heard, quickly():
+        with listening(embeddings.__name__) as heard, quickly():
             equal = torch.equal(vlm.classifier(CLASSES, "photo", cache=folder), expected)
         return Outcome.REFUSED if equal and heard.lines == 1 else equal
 
@@ -166,7 +166,7 @@ def encoding_cache(folder: Path, crafted: bool) -> Trial:
         files[shard].write_bytes(shard.read_bytes())
 
     def use() -> bool | Outcome:
-        with _listening(encodings.__name__) as heard:
+        with listening(encodings.__name__) as heard:
             equal = run() == expected
         for shard in (folder / "cache" / "encodings").rglob("*.safetensors"):
             shard.unlink()

@@ -52,6 +52,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "number": lambda place: place.update(number="many"),
     "seq": lambda place: place.update(seq=2**60),
     "last": lambda place: place["last"].update(entropy=math.nan),
+    "last.top": lambda place: place["last"].update(top=[]),
     "keys": lambda place: place.update(keys=[["a", {"seq": 1}]]),
     "does not say where": lambda place: place.update(seq=1),
 }

@@ -22,8 +22,16 @@ from tqdm import tqdm
 from lessmore.core.encoder import encode
 from lessmore.data.dataset import Dataset
 from lessmore.errors import ConfigError
-from lessmore.methods.cocoop import conditioned_context, new_network
-from lessmore.methods.context import WORDS, PromptFrame, embed_classes, frame_prompts, read_context, write_context
+from lessmore.methods.cocoop import begin_conditioned, conditioned_context
+from lessmore.methods.context import (
+    WORDS,
+    PromptFrame,
+    check_learned,
+    embed_classes,
+    frame_prompts,
+    read_context,
+    write_context,
+)
 from lessmore.methods.views import ViewOptions, make_views
 from lessmore.models.vlm import VLM
 from lessmore.prompts import class_names
@@ -184,9 +192,7 @@ def begin_training(vlm: VLM, dataset: Dataset, training: Training) -> PromptTrai
     framed = frame_prompts(vlm, class_names(dataset.classes), training.words)
     learned = {"context": framed.start.clone()}
     if training.method == "cocoop":
-        draw = torch.Generator().manual_seed(training.seed)
-        network = new_network(vlm.vision.shape.embed, framed.start.shape[1], draw)
-        learned |= {name: weight.to(framed.start) for name, weight in network.items()}
+        learned = begin_conditioned(framed, vlm.vision.shape.embed, torch.Generator().manual_seed(training.seed))
     for weight in learned.values():
         weight.requires_grad_()
     optimiser = torch.optim.SGD(learned.values(), training.lr, momentum=_MOMENTUM, weight_decay=_DECAY)
@@ -230,7 +236,7 @@ def train_prompt(
         _same(output, facts, vlm)
         return True
     elif partial.exists():
-        course.resume_from(*_same(partial, facts, vlm))
+        course.resume_from(*_unfinished(partial, course, facts))
     if not _run(course, lambda: _save(partial, course, facts), quiet, stop):
         return False
     write_context(output, vlm, course.learned, {**facts, "step": course.step, "loss": course.loss})
@@ -266,10 +272,21 @@ def _save(path: Path, course: PromptTraining, facts: dict[str, Any]) -> None:
     write_context(path, course.vlm, course.tensors(), {**facts, "step": course.step})
 
 
-def _same(path: Path, facts: dict[str, Any], vlm: VLM) -> tuple[dict[str, Tensor], int]:
-    """Tensors and step of a file that the same training wrote."""
+def _unfinished(path: Path, course: PromptTraining, facts: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
+    """Tensors and step of a file that `_save` wrote."""
+    tensors, theirs = _same(path, facts, course.vlm)
+    momenta = {f"momentum.{name}": weight for name, weight in course.learned.items()}
+    check_learned(path, tensors, theirs, {**course.learned, **momenta})
+    step = theirs.get("step")
+    if type(step) is not int or not 0 < step < course.steps:
+        raise ConfigError(f"{path} does not say how far it is; start again with --overwrite")
+    return tensors, step
+
+
+def _same(path: Path, facts: dict[str, Any], vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file that the same training wrote."""
     tensors, theirs = read_context(path, vlm)
     other = [name for name, value in facts.items() if theirs.get(name) != value]
     if other:
         raise ConfigError(f"{path} was trained with another {other[0]}; choose another output, or overwrite it")
-    return tensors, theirs["step"]
+    return tensors, theirs

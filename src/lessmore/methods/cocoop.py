@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessmore.core.costs import Accounting
-from lessmore.methods.context import embed_classes
+from lessmore.methods.context import PromptFrame, embed_classes
 from lessmore.methods.coop import CoOp, CoOpOptions
 from lessmore.methods.registry import register_method
 
@@ -45,6 +45,18 @@ def new_network(embed: int, width: int, generator: torch.Generator) -> dict[str,
     }
 
 
+def begin_conditioned(frame: PromptFrame, embed: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """All that CoCoOp learns, before it has learnt.
+
+    Args:
+        frame: The prompts.
+        embed: E, length of the features.
+        generator: Where the network's random numbers come from.
+    """
+    network = new_network(embed, frame.start.shape[1], generator)
+    return {"context": frame.start.clone()} | {name: weight.to(frame.start) for name, weight in network.items()}
+
+
 def conditioned_context(learned: Mapping[str, Tensor], feature: Tensor) -> Tensor:
     """The context for each image, `[..., n, D]`.
 
@@ -62,6 +74,16 @@ class CoCoOp(CoOp):
     """The class whose prompt, learnt and shifted by the image, is nearest; nothing is remembered."""
 
     method = "cocoop"
+
+    @staticmethod
+    def begin(frame: PromptFrame, embed: int) -> dict[str, Tensor]:
+        """The context and the network before they have learnt; a seed belongs to training, any will do for shapes.
+
+        Args:
+            frame: The prompts.
+            embed: E, length of the features.
+        """
+        return begin_conditioned(frame, embed, torch.Generator().manual_seed(0))
 
     def prepare(self) -> None:
         """Nothing: class embeddings need an image first."""

@@ -26,12 +26,14 @@ from lessmore.methods.registry import Setup
 from lessmore.models.vlm import VLM
 from lessmore.prompts import spoken
 from lessmore.storage.sealed import read_tensors, write_tensors
-from lessmore.storage.state import finite_problem
+from lessmore.storage.state import Form, finite_problem, form_problem
 
 WORDS = "a photo of a"
 """What context vectors usually start as."""
 SCHEMA = "lessmore.context/2"
-_MOST = 1 << 28  # bytes of a file
+MOST_BYTES = 1 << 28
+"""The largest file of a context."""
+_LARGEST = 1e6  # embeddings of words are of the order of 0.1, and learning moves them by little
 _REMEDY = "make one with lessmore train-prompt"
 _ROWS = 256  # prompts whose activations are kept at a time; beyond that they are recomputed for the gradient
 
@@ -159,7 +161,7 @@ def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any
         ConfigError: The file is missing, damaged, or belongs to another text tower.
     """
     try:
-        tensors, facts = read_tensors(path, SCHEMA, _MOST, _REMEDY)
+        tensors, facts = read_tensors(path, SCHEMA, MOST_BYTES, _REMEDY)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no context {path}; {_REMEDY}") from error
     except StateError as error:
@@ -167,15 +169,43 @@ def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any
     ours, theirs = _identity(vlm), facts.get("text_tower")
     if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
         raise ConfigError(f"{path} does not say which text tower it was learnt with; {_REMEDY}")
-    reason = finite_problem(tensors)
-    if reason:
-        raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
     comparable = ours["dtype"] == theirs["dtype"]
     if ours["shape"] != theirs["shape"] or (comparable and ours["weights"] != theirs["weights"]):
         raise ConfigError(
             f"{path} was learnt with another text tower; load that model, or train a context for this one"
         )
+    if reason := _problem(tensors, facts):
+        raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
     return {name: tensor.to(vlm.device) for name, tensor in tensors.items()}, facts
+
+
+def check_learned(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], like: Mapping[str, Tensor]
+) -> None:
+    """Refuse tensors of a context that cannot be what was learnt.
+
+    Args:
+        path: The file, for the error.
+        tensors: What `read_context` found.
+        facts: What it said of them.
+        like: Tensors of the names and shapes that they must have.
+
+    Raises:
+        ConfigError: They are others, or no learning gets there.
+    """
+    written = torch.float64 if facts["text_tower"]["dtype"] == "torch.float64" else torch.float32
+    forms = {name: Form(written, tuple(tensor.shape)) for name, tensor in like.items()}
+    reason = form_problem(tensors, forms)
+    far = next((name for name, tensor in tensors.items() if bool((tensor.abs() > _LARGEST).any())), None)
+    if reason or far is not None:
+        raise ConfigError(f"{path} makes no sense: {reason or f'{far} has a number out of range'}; {_REMEDY}")
+
+
+def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str | None:
+    """Why this cannot be a learned context, whatever the method; None if it can."""
+    if not all(isinstance(facts.get(name), str) and facts[name] for name in ("method", "words")):
+        return "it does not say how it was learnt"
+    return finite_problem(tensors)
 
 
 def _identity(vlm: VLM) -> dict[str, str]:

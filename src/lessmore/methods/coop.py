@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,10 +12,18 @@ from torch import Tensor
 
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
-from lessmore.errors import ConfigError
-from lessmore.methods.context import PromptFrame, embed_classes, frame_prompts, read_context
+from lessmore.errors import ConfigError, StateError
+from lessmore.methods.context import (
+    MOST_BYTES,
+    PromptFrame,
+    check_learned,
+    embed_classes,
+    frame_prompts,
+    read_context,
+)
 from lessmore.methods.registry import Episodic, Facts, Outcome, Setup, register_method
 from lessmore.methods.zeroshot import zero_shot_logits
+from lessmore.storage.files import read_file
 
 
 @dataclass(frozen=True)
@@ -33,23 +42,29 @@ class CoOpOptions:
                 "this method needs a learned context; make one with lessmore train-prompt and give its file as context="
             )
         try:
-            found = hashlib.sha256(Path(self.context).read_bytes()).hexdigest()
-        except OSError as error:
-            raise ConfigError(
-                f"the context {self.context} cannot be read ({error.strerror}); check the path"
-            ) from error
+            found = hashlib.sha256(read_file(Path(self.context), MOST_BYTES)).hexdigest()
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"the context {self.context!r} cannot be read ({reason}); check the path") from error
+        except StateError as error:
+            raise ConfigError(str(error)) from error
         if self.sha256 not in ("", found):
             raise ConfigError(f"{self.context} is not the file of that sha256; give the right one, or no sha256")
         object.__setattr__(self, "sha256", found)  # the dataclass is frozen
 
 
-def load_learned(setup: Setup, path: str, method: str) -> tuple[PromptFrame, dict[str, Tensor]]:
+Beginning = Callable[[PromptFrame, int], dict[str, Tensor]]
+"""Makes tensors of the names and shapes that a method learns, from the prompts and E, the length of features."""
+
+
+def load_learned(setup: Setup, path: str, method: str, begin: Beginning) -> tuple[PromptFrame, dict[str, Tensor]]:
     """The prompts of the setup's classes, and the learned tensors.
 
     Args:
         setup: Gives the model and the class names.
         path: A file of `lessmore train-prompt`.
         method: The method that must have learnt it, `coop` or `cocoop`.
+        begin: What it learns, before it has learnt.
 
     Raises:
         ConfigError: The file cannot be used, or another method wrote it.
@@ -58,6 +73,7 @@ def load_learned(setup: Setup, path: str, method: str) -> tuple[PromptFrame, dic
     if facts["method"] != method:
         raise ConfigError(f"{path} was learnt by {facts['method']}, not {method}; choose that method, or train again")
     framed = frame_prompts(setup.model, setup.classes, facts["words"])
+    check_learned(Path(path), tensors, facts, begin(framed, setup.model.vision.shape.embed))
     return framed, {name: tensor.to(framed.start) for name, tensor in tensors.items()}
 
 
@@ -70,10 +86,20 @@ class CoOp(Episodic):
 
     def __init__(self, setup: Setup, options: CoOpOptions) -> None:
         self.setup = setup
-        self.frame, self.learned = load_learned(setup, options.context, self.method)
+        self.frame, self.learned = load_learned(setup, options.context, self.method, self.begin)
         weights = sum(v.numel() for k, v in self.learned.items() if not k.endswith("bias"))
         self.facts = Facts(training_free=False, kind="episodic", learnable_parameters=weights)
         self.prepare()
+
+    @staticmethod
+    def begin(frame: PromptFrame, embed: int) -> dict[str, Tensor]:
+        """The context before it has learnt.
+
+        Args:
+            frame: The prompts.
+            embed: E, length of the features; not looked at.
+        """
+        return {"context": frame.start.clone()}
 
     def prepare(self) -> None:
         """Embed the classes once."""

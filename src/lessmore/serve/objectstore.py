@@ -59,6 +59,16 @@ class ObjectStore:
         with self._reached():
             return self._ours(stream)
 
+    def streams(self) -> list[str]:
+        """The names below the root."""
+        with self._reached():
+            return sorted(self._names(f"{self._root}/streams"))
+
+    def has(self, stream: str) -> bool:
+        """Whether any server ever took the stream."""
+        with self._reached():
+            return bool(self._all_epochs(stream))
+
     def snapshot(self, stream: str) -> Path | None:
         """A local copy of the last snapshot; the stream is taken if it is not ours."""
         with self._reached():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from lessmore.serve.registry import StreamRegistry
 from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore, StateStore
+
+_LOG = logging.getLogger("lessmore.serve")
 
 
 @contextmanager
@@ -43,8 +46,29 @@ def opened_service(settings: ServerSettings, classes: Sequence[str]) -> Iterator
         stack.callback(store.close)
         registry = StreamRegistry(settings.db or f"sqlite:///{Path(place).absolute()}/registry.db", settings.fsync)
         stack.callback(registry.close)
+        check_listed(store, registry)
         vlm = load(settings.model, device=device, dtype=settings.dtype)
         yield Service(vlm, classes, replace(settings, engine=engine), registry, store)
+
+
+def check_listed(store: StateStore, registry: StreamRegistry) -> None:
+    """Refuse a new registry for a store that has streams; say in the log which streams no registry lists.
+
+    Args:
+        store: Where streams are kept.
+        registry: The list of them.
+
+    Raises:
+        ConfigError: The registry is new and the store is not, so that all its streams would be lost.
+    """
+    if registry.fresh and (kept := store.streams()):
+        raise ConfigError(
+            f"the registry is new, but the store holds {len(kept)} streams; put back the registry they were listed in, "
+            "give its --db, or take an empty --store"
+        )
+    if store.exclusive and (lost := sorted(set(store.streams()) - registry.ids())):
+        facts = {"count": len(lost), "streams": lost[:10]}
+        _LOG.warning("the store holds streams that the registry does not list", extra={"facts": facts})
 
 
 def open_store(place: str, settings: ServerSettings) -> StateStore:

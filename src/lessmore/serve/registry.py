@@ -6,10 +6,25 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Column, Float, MetaData, String, Table, Text, create_engine, delete, event, func, insert, select
+from sqlalchemy import (
+    Column,
+    Float,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy import update as update_rows
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
@@ -27,7 +42,7 @@ _STREAMS = Table(
     Column("owner", String(100), nullable=False, index=True),
     Column("name", String(200)),
     Column("config", Text, nullable=False),
-    Column("created", Float, nullable=False),
+    Column("created", Float(53), nullable=False),
 )
 
 
@@ -46,10 +61,11 @@ class StreamRow:
 
 
 class StreamRegistry:
-    """Threads may share it."""
+    """Threads may share it. A file of SQLite is checked as a whole when it is opened."""
 
     def __init__(self, url: str, fsync: bool) -> None:
-        self._engine = _connected(url, fsync)
+        self._engine, self.fresh = _connected(url, fsync)
+        """fresh: whether the table was made just now, so that no stream can be known."""
 
     def add(self, row: StreamRow) -> None:
         """Write a new stream down.
@@ -59,7 +75,7 @@ class StreamRegistry:
         """
         with self._reached() as connection:
             try:
-                connection.execute(insert(_STREAMS).values(**{**vars(row), "config": _sealed_text(row.id, row.config)}))
+                connection.execute(insert(_STREAMS).values(**{**vars(row), "config": _sealed_text(row)}))
             except IntegrityError as error:  # another server was faster
                 raise StreamExistsError(f"there is a stream {row.id} already", "take another id, or none") from error
 
@@ -83,6 +99,11 @@ class StreamRegistry:
         with self._reached() as connection:
             return [_row(found) for found in connection.execute(wanted).mappings()]
 
+    def ids(self) -> set[str]:
+        """The ids of all streams."""
+        with self._reached() as connection:
+            return set(connection.execute(select(_STREAMS.c.id)).scalars())
+
     def count(self) -> int:
         """How many streams there are."""
         with self._reached() as connection:
@@ -96,8 +117,10 @@ class StreamRegistry:
             config: Arguments of `lessmore.adapt`.
         """
         with self._reached() as connection:
-            text = _sealed_text(stream, config)
-            connection.execute(update_rows(_STREAMS).where(_STREAMS.c.id == stream).values(config=text))
+            found = connection.execute(select(_STREAMS).where(_STREAMS.c.id == stream)).mappings().first()
+            if found is not None:
+                sealed = _sealed_text(replace(_row(found), config=config))
+                connection.execute(update_rows(_STREAMS).where(_STREAMS.c.id == stream).values(config=sealed))
 
     def remove(self, stream: str) -> None:
         """Strike a stream off the list."""
@@ -119,47 +142,71 @@ class StreamRegistry:
             ) from error
 
 
-def _connected(url: str, fsync: bool) -> Engine:
+def _connected(url: str, fsync: bool) -> tuple[Engine, bool]:
+    """The database with its table, and whether the table is new."""
     try:
         engine = create_engine(url, pool_pre_ping=True)
         if engine.dialect.name == "sqlite":
             _set_up_sqlite(engine, "FULL" if fsync else "NORMAL")
+        fresh = not inspect(engine).has_table(_STREAMS.name)
         _META.create_all(engine)
+        reason = _problem(engine)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise ConfigError(
             f"{without_password(url)} is no database this server knows ({_short(error)}); "
             "give an SQLAlchemy URL such as sqlite:////var/lib/lessmore/registry.db, and install its driver"
         ) from error
     except SQLAlchemyError as error:
+        remedy = "start it" if engine.dialect.name != "sqlite" else "put back a copy if it is damaged"
         raise ConfigError(
-            f"the database {without_password(url)} cannot be used ({_short(error)}); start it, or give another --db"
+            f"the database {without_password(url)} cannot be used ({_short(error)}); {remedy}, or give another --db"
         ) from error
-    return engine
+    if reason:
+        engine.dispose()
+        raise ConfigError(
+            f"the database {without_password(url)} is damaged ({reason}); put back a copy, or give another --db"
+        )
+    return engine, fresh
+
+
+def _problem(engine: Engine) -> str | None:
+    """What is wrong with the table, or with a whole file of SQLite, indexes included; None if nothing is."""
+    with engine.begin() as connection:
+        connection.execute(select(_STREAMS).limit(1))
+        if engine.dialect.name != "sqlite":
+            return None
+        told = str(connection.execute(text("PRAGMA integrity_check(1)")).scalar_one())
+    return None if told == "ok" else " ".join(told.split())[:200]
 
 
 def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
+        # A damaged text shall spoil its own row, which its seal tells, not every list it is in.
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
         for setting in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=5000"):
             connection.execute(f"PRAGMA {setting}")
 
 
 def _row(found: Any) -> StreamRow:
-    return StreamRow(**{**found, "config": _config_of(found["id"], found["config"])})
-
-
-def _sealed_text(stream: str, config: dict[str, Any]) -> str:
-    return json.dumps({**config, "seal": seal_of([stream, config])})
-
-
-def _config_of(stream: str, text: str) -> dict[str, Any]:
-    """The settings; none where they are damaged, so that a list of streams can still be had."""
+    """A stream as it was written; without settings where it is damaged, so that a list of streams can still be had."""
     try:
-        config = json.loads(text)
+        config = json.loads(found["config"])
         seal = config.pop("seal")
+        row = StreamRow(**{**found, "config": config})
+        if seal == _seal(row):
+            return row
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}
-    return config if seal == seal_of([stream, config]) else {}
+        pass
+    return StreamRow(str(found["id"]), str(found["owner"]), None, {}, 0.0)
+
+
+def _sealed_text(row: StreamRow) -> str:
+    return json.dumps({**row.config, "seal": _seal(row)})
+
+
+def _seal(row: StreamRow) -> str:
+    return seal_of([row.id, row.owner, row.name, row.config, row.created])
 
 
 def _short(error: Exception) -> str:

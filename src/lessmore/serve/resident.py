@@ -138,7 +138,7 @@ class Resident:
         if answer is not None and answer["track"] in self.tracks and not answer["refused"]:
             name, track = self.tracks.newest()
             facts["track"], tensors = [name, track.frames, track.unlike], {**tensors, TENSOR: track.sums}
-        head = b"" if self._begun else pack_record({"schema": SCHEMA, "identity": self.identity()}, {})
+        head = b"" if self._begun else pack_record(self._head(), {})
         self._begun = True
         return head + pack_record(facts, tensors)
 
@@ -168,7 +168,7 @@ class Resident:
         sums, tracks = self.tracks.saved()
         place = {**asdict(self.place), "keys": list(self.place.keys.items())}
         facts = {"health": asdict(health), "place": place, "config": self.config, "tracks": tracks}
-        facts["unknown"] = self.adapter.answerer.gate.saved()
+        facts |= {"unknown": self.adapter.answerer.gate.saved(), "stream": self.stream}
         write_state(path, tensors | sums, self.adapter.identity(), facts)
 
     def load(self) -> None:
@@ -184,7 +184,9 @@ class Resident:
         where = f"the journal of stream {self.stream}"
         numbers = [check_stored(StoredChange, one.facts, where).number for one in records[1:]]
         new = [one for one, number in zip(records[1:], numbers, strict=True) if number > self.place.number]
-        if records and new and records[0].facts != {"schema": SCHEMA, "identity": self.identity()}:
+        if records and new:
+            self._check_stream(records[0].facts.get("stream"), where)
+        if records and new and records[0].facts != self._head():
             raise StateError(
                 f"the journal of stream {self.stream} was written with another model, class list, setting or version; "
                 "start the server as it was, or reset the stream"
@@ -202,6 +204,7 @@ class Resident:
         forms = forms_of(self.method) | track_forms(len(self.adapter.classes))
         problem = beside_tracks(problem_of(self.adapter.method_name))
         tensors, facts = read_state(path, self.adapter.identity(), forms, problem)
+        self._check_stream(facts.get("stream"), str(path))
         health, tracks = read_health(facts.get("health"), path), Tracks()
         check_stored(StoredPlace, facts.get("place"), str(path))
         place = facts["place"]
@@ -216,6 +219,15 @@ class Resident:
         self.adapter.answerer.restore(tensors, health)
         self.adapter.answerer.tracks, self.adapter.answerer.gate = tracks, gate
         self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
+
+    def _head(self) -> dict[str, Any]:
+        """The first record of a journal."""
+        return {"schema": SCHEMA, "identity": self.identity(), "stream": self.stream}
+
+    def _check_stream(self, stream: Any, where: str) -> None:
+        """Two streams with the same settings differ in nothing else."""
+        if stream != self.stream:
+            raise StateError(f"{where} belongs to another stream; put back a copy of the store, or reset the stream")
 
     def _redo(self, record: Record) -> None:
         """Let an image of the journal in again."""

@@ -35,7 +35,7 @@ from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.resident import Resident
 from lessmore.serve.scheduler import Scheduler, Ticket
 from lessmore.serve.settings import ServerSettings
-from lessmore.serve.store import StateStore
+from lessmore.serve.store import StateStore, check_unused
 from lessmore.serve.streams import Look, ServedStreams, check_classes
 from lessmore.serve.traces import span
 
@@ -111,6 +111,7 @@ class Service:
         if await self._asked(lambda: self.registry.find(row.id)) is not None:
             raise StreamExistsError(f"there is a stream {row.id} already", "take another id, or none")
         await self._computed(lambda: self.streams.template(row.config))
+        await self._asked(lambda: check_unused(self.streams.store, row.id))
         await self._asked(lambda: self.registry.add(row))
         return row
 
@@ -177,9 +178,9 @@ class Service:
         """Remove a stream, after the images that wait."""
 
         def remove() -> None:
-            self.registry.remove(row.id)
             self.streams.resident.pop(row.id, None)
             self.streams.store.delete(row.id)
+            self.registry.remove(row.id)  # last: files that no row lists would be in the way of a new stream
 
         await self._changed(row, remove)
         self._rows.pop(row.id, None)
@@ -191,11 +192,15 @@ class Service:
         def copy() -> None:
             if self.registry.find(new.id) is not None:
                 raise StreamExistsError(f"there is a stream {new.id} already", "take another id, or none")
+            check_unused(self.streams.store, new.id)
             old = self.streams.get(row.id)
-            self.streams.store.delete(new.id)
             other = self.streams.begun(new.id, old.config, old.adapter.fork())
-            other.changed()
-            self.registry.add(replace(new, config=old.config))
+            try:
+                other.changed()
+                self.registry.add(replace(new, config=old.config))
+            except LessmoreError:
+                self.streams.store.delete(new.id)
+                raise
             self.streams.resident[new.id] = other
             self.streams.trim()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from lessmore.errors import ConfigError
-from lessmore.serve.errors import UnavailableError
+from lessmore.serve.errors import StreamExistsError, UnavailableError
 
 _READY = "store.lock"
 
@@ -28,6 +28,12 @@ class StateStore(Protocol):
 
     def holds(self, stream: str) -> bool:
         """Whether what this server has of the stream in memory is how it stands."""
+
+    def streams(self) -> list[str]:
+        """The ids of all streams of which anything is kept."""
+
+    def has(self, stream: str) -> bool:
+        """Whether anything is kept of the stream."""
 
     def snapshot(self, stream: str) -> Path | None:
         """A file with the stream's last snapshot; None where there is none."""
@@ -66,6 +72,23 @@ class StateStore(Protocol):
         """Give the store back."""
 
 
+def check_unused(store: StateStore, stream: str) -> None:
+    """Refuse an id under which the store has files that no registry lists: they belong to somebody else.
+
+    Args:
+        store: Where streams are kept.
+        stream: The id of a new stream.
+
+    Raises:
+        StreamExistsError: There are such files.
+    """
+    if store.has(stream):
+        raise StreamExistsError(
+            f"the store holds a stream {stream} that the registry does not list",
+            "take another id, put back the registry, or remove it from the store",
+        )
+
+
 class FolderStore:
     """A store in a folder of this machine, for one server at a time."""
 
@@ -78,6 +101,16 @@ class FolderStore:
     def holds(self, stream: str) -> bool:
         """Always, for nobody else has the folder."""
         return True
+
+    def streams(self) -> list[str]:
+        """The folders' names."""
+        with self._reached():
+            return sorted(os.listdir(self.root / "streams"))
+
+    def has(self, stream: str) -> bool:
+        """Whether there is a folder."""
+        with self._reached():
+            return self._folder(stream).exists()
 
     def snapshot(self, stream: str) -> Path | None:
         """The file itself."""

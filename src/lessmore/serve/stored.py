@@ -62,7 +62,7 @@ class StoredAnswer(ImageAnswer):
     domain_changes: Count
     frames: Annotated[int, Field(ge=1, le=10**12)]
     groups: list[StoredGroupScore]  # type: ignore[assignment]
-    top: list[StoredScore]  # type: ignore[assignment]
+    top: Annotated[list[StoredScore], Field(min_length=1)]  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _whole(self) -> StoredAnswer:
