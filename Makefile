@@ -47,8 +47,17 @@ lint: $(VENV)/.dev ## style, types, which room may import which, licences
 	$(BIN)/python tools/licences.py --check
 	$(BIN)/python -m pip check
 
-docs: $(VENV)/.docs ## the documentation site in site/; a broken link or a missing reference fails
-	$(BIN)/zensical build --strict --clean
+# Notebooks run offline, without progress bars and their warnings, and find the `lessmore` of this environment.
+docs: export PATH := $(abspath $(BIN)):$(PATH)
+docs: export HF_HUB_OFFLINE := 1
+docs: export HF_HUB_DISABLE_PROGRESS_BARS := 1
+docs: export PYTHONWARNINGS := ignore:IProgress not found
+docs: $(VENV)/.docs ## run the tutorials and build site/; a failing notebook, a broken link or a missing reference fails
+	jupyter-nbconvert --to markdown --execute --log-level WARN docs/tutorials/*.ipynb --template notebook_page \
+	  --TemplateExporter.extra_template_basedirs=tools \
+	  --MarkdownExporter.preprocessors=nbconvert.preprocessors.CoalesceStreamsPreprocessor
+	zensical build --strict --clean
+	python tools/site_versions.py $(if $(VERSION),--as $(VERSION))
 
 bench: $(VENV)/.dev ## speed on this machine
 	$(BIN)/python -m lessmore bench ViT-B-16
