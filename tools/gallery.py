@@ -34,6 +34,7 @@ NAMES = world.world_class_names(CLASSES)
 SEED = 82_000
 BUDGETS = (1.0, 0.95, 0.9, 0.8, 0.7)
 REDUCERS = {"TCA's condensing": "tca", "ToMe": "tome", "EViT": "evit"}
+SETTINGS: dict[str, dict[str, Any]] = {"zero-shot": {"method": "zeroshot", "R": 1.0}, "adapted": {}}
 CAMERAS, FIRST, FRAMES, WINDOW = 6, 101, 330, 30
 """Rendered cameras, the seed of the first, frames of each, and frames that accuracy is averaged over."""
 
@@ -60,7 +61,7 @@ def way(folder: Path) -> None:
     answer, trace = found[i], found[i].trace
     assert trace is not None
     figure = style.canvas(4.6, WIDTH)
-    top, bottom = figure.subfigures(2, 1, height_ratios=[2.1, 1.0])
+    top, bottom = style.split_rows(figure, [2.1, 1.0])
     pictures = [as_picture(images[i]).resize((SIDE, SIDE), Image.Resampling.NEAREST)]
     pictures += token_panels(pictures[0], trace, side=SIDE)
     left = trace.left[0].tolist()
@@ -90,7 +91,7 @@ def kept(folder: Path) -> None:
     """Images on grounds the model has never seen, and what is left of them after the last condensing block."""
     images, labels = drawn(5, "background", 5)
     figure = style.canvas(9.0, WIDTH)
-    axes = figure.subplots(len(images), 3)
+    axes: Any = figure.subplots(len(images), 3)
     left = {R: condensed(axes[:, column], images, R) for column, R in ((1, 0.9), (2, 0.7))}
     for ax, image, label in zip(axes[:, 0], images, labels, strict=True):
         picture = as_picture(image).resize((SIDE, SIDE), Image.Resampling.NEAREST)
@@ -121,13 +122,13 @@ def change(folder: Path) -> None:
     for seed in range(FIRST, FIRST + CAMERAS):
         frames = [one for start in range(0, FRAMES, 30) for one in camera.camera_frames("belt", seed, start, 30)]
         labels = np.array([frame.label for frame in frames])
-        for name, settings in (("zero-shot", {"method": "zeroshot", "R": 1.0}), ("adapted", {})):
+        for name, settings in SETTINGS.items():
             adapter = adapt(vlm, names, cache=False, **settings)
             answers, changes = answers_and_changes(adapter, [as_bytes(frame.pixels) for frame in frames])
             hits[name].append(answers == labels)
             noticed += [changes] if name == "adapted" else []
     figure = style.canvas(4.0, WIDTH)
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.0, 3.0])
+    top, bottom = style.split_rows(figure, [1.0, 3.0])
     for ax, number in zip(top.subplots(1, 5), (60, 140, 162, 200, 320), strict=True):
         one = camera.camera_frames("belt", FIRST, number, 1)[0]
         style.show_picture(ax, as_picture(one.pixels), str(number)).axes.title.set_fontsize(LABEL)
@@ -165,17 +166,18 @@ def cost(folder: Path) -> None:
     vlm = load("tiny")
     images, labels = drawn(400, "background", 5)
     found: dict[str, list[tuple[float, float, float]]] = {}
-    for name, settings in {
+    compared: dict[str, dict[str, Any]] = {
         **{name: {"method": "zeroshot", "reducer": reducer} for name, reducer in REDUCERS.items()},
         "default (adapted)": {},
-    }.items():
+    }
+    for name, settings in compared.items():
         for R in BUDGETS:
-            adapter = adapt(vlm, NAMES, R=R, cache=False, **settings)  # type: ignore[arg-type]
+            adapter = adapt(vlm, NAMES, R=R, cache=False, **settings)
             right = np.array([adapter(image).index for image in images]) == labels
             gmacs = adapter.answerer.method.macs() / 1e9
             found.setdefault(name, []).append((R, gmacs, float(right.mean())))
     figure = style.canvas(3.6, WIDTH)
-    ax = figure.subplots()
+    ax: Any = figure.subplots()
     for (name, points), colour, marker in zip(found.items(), style.SERIES, style.MARKERS, strict=False):
         _, x, y = zip(*points, strict=True)
         ax.plot(x, y, color=colour, marker=marker, label=name, linewidth=1.4, markersize=5)
