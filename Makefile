@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# TORCH_INDEX=URL takes torch from another package index, such as PyTorch's own of builds for CPUs: no CUDA packages.
+TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
 
@@ -11,7 +13,7 @@ CAMERAS := mosquitto faketime python3-gi gir1.2-gst-rtsp-server-1.0 \
   gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad
 SOAK := LESSMORE_SOAK=1 LESSMORE_FUZZ=10000 $(BIN)/python -m pytest -n $(WORKERS) --timeout=36000
 
-.PHONY: demo test test-failed test-services browser lint docs lock bench compat soak clean
+.PHONY: demo test test-failed test-services browser lint dist docs lock bench compat soak clean
 
 demo: $(VENV)/.base ## a minute's tour on the embedded default
 	$(BIN)/python -m lessmore demo
@@ -47,6 +49,16 @@ lint: $(VENV)/.dev ## style, types, which room may import which, licences
 	$(BIN)/python tools/licences.py --check
 	$(BIN)/python -m pip check
 
+dist: $(VENV)/.dev ## sdist and wheel in dist/; the wheel is tried where nothing but its base requirements is
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/bare_env.py .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --no-index dist/*.whl
+	.venv-dist/bin/python -m pip check
+	cd dist && ../.venv-dist/bin/lessmore --version && ../.venv-dist/bin/lessmore doctor
+	cd dist && ../.venv-dist/bin/python -I -m lessmore demo --images 20 --quiet --output ../.venv-dist/demo.html
+	.venv-dist/bin/python -I tools/doctests.py
+
 # Notebooks run offline, without progress bars and their warnings, and find the `lessmore` of this environment.
 docs: export PATH := $(abspath $(BIN)):$(PATH)
 docs: export HF_HUB_OFFLINE := 1
@@ -66,11 +78,15 @@ soak: $(VENV)/.dev ## hours: many more draws, mutations and kills, the real mode
 	$(SOAK) tests/property tests/fault $(wildcard tests/fuzz) tests/parity/test_shared_models.py tests/unit/test_export.py
 	$(SOAK) -m soak tests
 
-compat: ## importers and units on the oldest supported transformers
-	test -x .venv-compat/bin/python || $(PYTHON) -m venv .venv-compat
-	.venv-compat/bin/python -m pip install --quiet torch torchvision
-	.venv-compat/bin/python -m pip install --quiet -e '.[test]' 'transformers>=4.57,<4.58'
-	.venv-compat/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/parity tests/unit
+compat: compat-oldest compat-newest ## importers and units on the oldest and newest packages; PYTHON=python3.10 picks one
+
+compat-%:
+	$(PYTHON) -m venv --clear .venv-$@
+	.venv-$@/bin/python -m pip install --quiet uv
+	.venv-$@/bin/uv pip install --quiet --python .venv-$@/bin/python --editable '.[test]' \
+	  --resolution $(if $(filter oldest,$*),lowest-direct,highest)
+	.venv-$@/bin/python -m lessmore doctor
+	.venv-$@/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/parity tests/unit tests/data
 
 lock: $(VENV)/.dev ## write constraints.txt from what is installed; torch and what comes with it stay free
 	$(BIN)/python -m pip freeze --exclude-editable --exclude lessmore \
@@ -79,19 +95,24 @@ lock: $(VENV)/.dev ## write constraints.txt from what is installed; torch and wh
 	mv constraints.new constraints.txt
 
 clean: ## remove the environments
-	rm -rf .venv .venv-compat
+	rm -rf .venv .venv-compat-oldest .venv-compat-newest .venv-dist dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+# Where an index is given, torch and torchvision, which fit together only from the same one, come before all else.
+$(VENV)/.torch: | $(BIN)/python
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) torch torchvision)
+	touch $@
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e '.'
 	touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e '.[docs]'
 	touch $@ $(VENV)/.base
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.base

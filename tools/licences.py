@@ -69,7 +69,7 @@ class Package(NamedTuple):
 def installed() -> list[Package]:
     """Every installed package that lessmore or one of its extras needs, by name."""
     base, every = needed("lessmore"), needed("lessmore", ["dev", "all"])
-    found = {_key(one.name): one for one in distributions() if one.name and _key(one.name) in every - {"lessmore"}}
+    found = {key_of(one.name): one for one in distributions() if one.name and key_of(one.name) in every - {"lessmore"}}
     return [_package(one, key in base) for key, one in sorted(found.items())]
 
 
@@ -79,7 +79,7 @@ def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
     while todo:
         one, extras = todo.pop()
         for requirement in _requirements(one, extras):
-            state = (_key(requirement.name), frozenset(requirement.extras))
+            state = (key_of(requirement.name), frozenset(requirement.extras))
             if state not in seen:
                 seen.add(state)
                 todo.append(state)
@@ -211,7 +211,8 @@ def main() -> int:
     return 0
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """A package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

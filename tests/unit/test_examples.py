@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import lessmore
-
-SOURCE = Path(lessmore.__file__).parent
-MODULES = [
-    "lessmore." + ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-    for file in sorted(SOURCE.rglob("*.py"))
-    if ">>> " in file.read_text(encoding="utf-8")
-]
+from tools.doctests import modules_with_examples, try_examples
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_print_what_they_say(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # an example may write files
-    result = doctest.testmod(import_module(module), optionflags=doctest.ELLIPSIS)
+    result = try_examples(module)
     assert result.attempted > 0
     assert result.failed == 0, "see the captured output"
 

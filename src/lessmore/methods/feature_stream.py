@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -19,8 +20,9 @@ S = TypeVar("S", bound=NamedTuple)
 Options = TypeVar("Options")
 
 
-class Stepped(NamedTuple, Generic[S]):
-    """One image, answered and learnt from."""
+@dataclass(frozen=True)
+class Stepped(Generic[S]):
+    """One image, answered and learnt from. No named tuple, because Python 3.10 has no generic ones."""
 
     scores: Tensor
     """Final probabilities, `[C]`."""
@@ -81,8 +83,9 @@ class FeatureStream(ABC, Generic[S, Options]):
         zero_shot = logits.softmax(dim=-1)
         if not bool(logits.isfinite().all() & feature.isfinite().all()):
             return Outcome(logits, zero_shot, zero_shot, None, encoded.steps)
-        scores, self.stream, stored = self.step(self.stream, feature, logits)
-        return Outcome(logits, scores, zero_shot, stored, encoded.steps)
+        done = self.step(self.stream, feature, logits)
+        self.stream = done.state
+        return Outcome(logits, done.scores, zero_shot, done.stored, encoded.steps)
 
     def reset(self) -> None:
         """Forget the stream."""
