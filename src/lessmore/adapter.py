@@ -174,7 +174,8 @@ class Adapter:
 
         Args:
             images: Images as `__call__` takes them, one answer each; or one folder, pattern such as `photos/*.jpg`,
-                path or `file:` URL, whose images come in sorted order.
+                path or `file:` URL, whose images come in sorted order; or `hf:NAME@SPLIT`, a Hugging Face data set read
+                row by row.
             on_error: `raise` ends at the first image without an answer; `yield` gives its error in its place and goes
                 on.
             trace: Whether to say where every patch went.

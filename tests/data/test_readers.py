@@ -180,6 +180,16 @@ def test_hugging_face_that_cannot_serve(saved: Path, monkeypatch: pytest.MonkeyP
     datasets.DatasetDict({"a": table, "b": table}).save_to_disk(saved / "two")
     with pytest.raises(ConfigError, match="the splits a, b; choose one"):
         open_dataset(f"hf:{saved / 'two'}")
+    both = f"hf:{saved / 'saved'}"
+    for option, message in {
+        "image=note": "holds no images",
+        "label=picture": "neither class labels nor texts",
+        "image=pcture": "mean picture",
+        "images=picture": "unknown option 'images'",
+        "image": "not NAME=VALUE",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            open_dataset(f"{both}?{option}")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'lessmore\[hf-data\]'"):
         open_dataset(f"hf:{saved / 'single'}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 from tqdm import tqdm
 
-from lessmore.cli.common import OK, add_device, new_parser
+from lessmore.cli.common import OK, add_device, add_json, new_parser, say_json
 from lessmore.core.costs import costs
 from lessmore.core.vit import ViT
 from lessmore.engines import build, cpu
@@ -73,7 +72,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--dtype", type=str | None, default=None, help="default: float16 on CUDA, float32 on CPUs")
     args.add_argument("--engines", type=str, nargs="+", default=None, help="only these, as the table names them")
     args.add_argument("--seconds", type=float, default=120.0, help="time to measure for")
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     return args
 
 
@@ -94,7 +93,7 @@ def run(args: Namespace) -> int:
         "dtype": str(dtype).removeprefix("torch."),
     }
     if args.json:
-        print(json.dumps({**facts, "rows": rows}, indent=2))
+        say_json({**facts, "rows": rows})
         return OK
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     _table(rows)

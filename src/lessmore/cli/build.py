@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser, say, writing
+from lessmore.cli.common import OK, SOME_FAILED, add_json, check_writable, new_parser, say, say_json, writing
 from lessmore.lab.report.escape import csv_table
 from lessmore.lab.report.runs import find_runs
 from lessmore.lab.report.tables import SummaryView, result_page, result_table, run_lines
@@ -31,6 +31,7 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore build`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("runs", type=str, nargs="+", help="folders of runs, searched to any depth, or summary files")
+    add_json(args)
     args.add_argument("--output", "-o", type=str, default="-", help="table.md, .tex, .html or .csv; - prints Markdown")
     return args
 
@@ -46,12 +47,13 @@ def run(args: Namespace) -> int:
 
 def _run(args: Namespace, output: Path | None) -> int:
     summaries, left_out = collect([Path(name) for name in args.runs])
-    text = _write(summaries, left_out, ".md" if output is None else output.suffix.lower())
-    if output is None:
-        print(text, end="")
-    else:
+    if output is not None:
         with replacing(output) as new:
-            new.write_text(text, encoding="utf-8")
+            new.write_text(_write(summaries, left_out, output.suffix.lower()), encoding="utf-8")
+    if args.json:
+        say_json({"runs": list(run_lines(summaries)), "left_out": left_out})
+    elif output is None:
+        print(_write(summaries, left_out, ".md"), end="")
     for name in left_out:
         say(f"lessmore build: left out {name}", error=True)
     return SOME_FAILED if left_out else OK

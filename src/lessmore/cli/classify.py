@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
@@ -21,11 +21,13 @@ from lessmore.cli.common import (
     add_budget,
     add_dtype,
     add_engine,
+    add_json_lines,
     add_method,
     add_model,
     add_options,
     add_precision,
     add_unknown,
+    check_json_lines,
     check_writable,
     make_adapter,
     new_parser,
@@ -37,6 +39,7 @@ from lessmore.errors import ConfigError, ImageError, NonFiniteError
 
 if TYPE_CHECKING:
     from lessmore.adapter import Adapter
+    from lessmore.data.hf_stream import HubStream
     from lessmore.prediction import Prediction
 
 EXAMPLES = """examples:
@@ -46,6 +49,10 @@ EXAMPLES = """examples:
 
   lessmore classify frames/ --classes cats.txt --model my-model-folder --track "(object\\d+)_"
   lessmore classify photos/ --classes cats.txt --model my-model-folder --unknown auto --output out.csv
+
+  lessmore classify "hf:my-birds@test?image=photo" --classes birds.txt --model my-model-folder --output out.csv
+
+A Hugging Face data set is read row by row, as far as it is answered; nothing else of it is downloaded.
 
 With --state the adapter's memory is kept in that file. If the run is interrupted, the same command continues where it
 stopped: rows written after the last save of the state are removed from the output, inputs that have a row are skipped.
@@ -59,7 +66,9 @@ and says `refused`. In both cases the run ends with exit code 3 instead of 0.
 def parser() -> ArgumentParser:
     """Arguments of `lessmore classify`."""
     args = new_parser(__doc__, EXAMPLES)
-    args.add_argument("inputs", type=str, nargs="+", help="image files, and folders to search for them")
+    args.add_argument(
+        "inputs", type=str, nargs="+", help="image files, and folders to search for them; or hf:NAME@SPLIT"
+    )
     add_model(args)
     add_method(args)
     add_budget(args)
@@ -78,6 +87,7 @@ def parser() -> ArgumentParser:
     )
     args.add_argument("--state", type=str | None, default=None, help="state file, so that the stream can be continued")
     args.add_argument("--save-every", type=int, default=100, help="images between two writes of the state file")
+    add_json_lines(args)
     args.add_argument("--quiet", action="store_true", help="no progress and no summary")
     return args
 
@@ -94,31 +104,67 @@ class AnswerCounts:
     refused: int = 0
     """Rows whose adapted answer was not finite, those of an earlier run included."""
     skipped: int = 0
-    left: int = 0
+    left: int | None = 0
+    """None where some are left and nobody knows how many."""
+
+
+class Inputs(NamedTuple):
+    """What is to be classified."""
+
+    images: Iterable[tuple[str, Any]]
+    """Names for the rows, and images as an adapter takes them."""
+    left: int | None
+    """How many; None where nobody knows before the end."""
+    done: int
+    """How many have a row already."""
 
 
 def run(args: Namespace) -> int:
     """Write the rows; 0, 3 if some inputs failed, 130 if interrupted."""
-    paths = find_images(args.inputs)
     state = None if args.state is None else Path(args.state)
+    source = _opened(args.inputs)
     _check(args, state)
     with writing(None if args.output == "-" else Path(args.output), state):
-        return _run(args, paths, state)
+        return _run(args, source, state)
 
 
-def _run(args: Namespace, paths: list[str], state: Path | None) -> int:
-    adapter = make_adapter(args, calibrate=args.calibrate or paths)
+def _opened(inputs: list[str]) -> list[str] | HubStream:
+    """Paths, or one Hugging Face data set."""
+    if not any(name.startswith("hf:") for name in inputs):
+        return find_images(inputs)
+    if len(inputs) > 1:
+        raise ConfigError("a Hugging Face data set is one stream; classify it alone, and other inputs in another run")
+    from lessmore.data.hf_stream import open_hf_stream
+
+    return open_hf_stream(inputs[0])
+
+
+def _remaining(source: list[str] | HubStream, known: list[rows.Written]) -> Inputs:
+    """What has no row yet: files by their place, rows of a data set by their number."""
+    if isinstance(source, list):
+        done = {same_place(row.path) for row in known}
+        todo = [(path, path) for path in source if same_place(path) not in done]
+        return Inputs(todo, len(todo), len(source) - len(todo))
+    strange = next((row.path for row in known if not row.path.startswith(f"{source.name}/")), None)
+    if strange is not None:
+        raise ConfigError(f"the output has a row of {strange}, which is not of {source.name}; choose another output")
+    named = ((f"{source.name}/{row.number:06}", row.image) for row in source.rows(len(known)))
+    return Inputs(named, None, len(known))
+
+
+def _run(args: Namespace, source: list[str] | HubStream, state: Path | None) -> int:
+    files = source if isinstance(source, list) else None
+    adapter = make_adapter(args, calibrate=args.calibrate or files)
     if state is not None and state.exists():
         adapter.restore(state)
     known = [] if args.output == "-" else _continued(Path(args.output), state, adapter.health().seen, args.save_every)
-    done = {same_place(row.path) for row in known}
-    todo = [path for path in paths if same_place(path) not in done]
+    inputs = _remaining(source, known)
     failed, refused = (sum(getattr(row, name) for row in known) for name in ("failed", "refused"))
-    counts = AnswerCounts(failed=failed, refused=refused, skipped=len(paths) - len(todo))
-    _stream(adapter, todo, args, state, counts)
+    counts = AnswerCounts(failed=failed, refused=refused, skipped=inputs.done, left=inputs.left)
+    _stream(adapter, inputs, args, state, counts)
     if not args.quiet:
         _summary(counts, args)
-    return INTERRUPTED if counts.left else SOME_FAILED if counts.failed or counts.refused else OK
+    return INTERRUPTED if counts.left != 0 else SOME_FAILED if counts.failed or counts.refused else OK
 
 
 def _check(args: Namespace, state: Path | None) -> None:
@@ -128,6 +174,7 @@ def _check(args: Namespace, state: Path | None) -> None:
     track_rule(args.track)
     if state is not None:
         check_writable(state, (".safetensors",))
+    check_json_lines(args)
     if args.output != "-":
         check_writable(Path(args.output), (".csv", ".jsonl"))
 
@@ -179,16 +226,15 @@ def track_rule(rule: str | None) -> Callable[[str], str | None]:
     return lambda path: (found := pattern.search(path)) and found[min(1, pattern.groups)]
 
 
-def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | None, counts: AnswerCounts) -> None:
+def _stream(adapter: Adapter, inputs: Inputs, args: Namespace, state: Path | None, counts: AnswerCounts) -> None:
     """Classify and write; the state is saved before the first image, so that there are never rows without one."""
-    output = rows.Output(args.output)
+    output = rows.Output(args.output, as_json=args.json)
     seen, track_of = adapter.health().seen, track_rule(args.track)
-    counts.left = len(todo)
     try:
         _save(adapter, output, state)
-        with Stop() as stop, tqdm(total=len(todo), unit="image", disable=args.quiet or None) as bar:
-            for count, path in enumerate(todo, start=1):
-                row = _classify(adapter, path, seen, track_of(path))
+        with Stop() as stop, tqdm(total=inputs.left, unit="image", disable=args.quiet or None) as bar:
+            for count, (path, image) in enumerate(inputs.images, start=1):
+                row = _classify(adapter, path, image, seen, track_of(path))
                 output.write(row)
                 seen = row.seen
                 _count(counts, row)
@@ -197,6 +243,8 @@ def _stream(adapter: Adapter, todo: list[str], args: Namespace, state: Path | No
                     _save(adapter, output, state)
                 if stop.asked:
                     break
+            else:
+                counts.left = 0
         _save(adapter, output, state)
     finally:
         output.close()
@@ -208,9 +256,9 @@ def _save(adapter: Adapter, output: rows.Output, state: Path | None) -> None:
         adapter.save(state)
 
 
-def _classify(adapter: Adapter, path: str, seen: int, track: str | None) -> rows.AnswerRow:
+def _classify(adapter: Adapter, path: str, image: Any, seen: int, track: str | None) -> rows.AnswerRow:
     try:
-        prediction = adapter(path, track=track)
+        prediction = adapter(image, track=track)
     except (ImageError, NonFiniteError) as error:
         return rows.AnswerRow(path, seen=seen, error=" ".join(str(error).split()))
     return _row(adapter, path, prediction, seen + 1, track)
@@ -235,7 +283,7 @@ def _row(adapter: Adapter, path: str, prediction: Prediction, seen: int, track: 
 
 
 def _count(counts: AnswerCounts, row: rows.AnswerRow) -> None:
-    counts.left -= 1
+    counts.left = None if counts.left is None else counts.left - 1
     counts.failed += row.error is not None
     counts.answered += row.error is None
     counts.changed += bool(row.changed)
@@ -253,7 +301,7 @@ def _summary(counts: AnswerCounts, args: Namespace) -> None:
         parts.append(f"{counts.refused} adapted answers were not finite and zero-shot's were taken")
     if counts.skipped:
         parts.append(f"{counts.skipped} were already done")
-    if counts.left:
+    if counts.left != 0:
         how = "run the same command to go on" if args.state else "without --state it cannot be continued"
-        parts.append(f"{counts.left} left: interrupted, {how}")
+        parts.append(f"{'an unknown number' if counts.left is None else counts.left} left: interrupted, {how}")
     say(f"lessmore classify: {'; '.join(parts)}", error=True)

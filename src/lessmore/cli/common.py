@@ -6,6 +6,7 @@ Nothing here imports torch before a command runs, so that `--help` is fast.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -157,6 +158,30 @@ def add_dtype(args: ArgumentParser) -> None:
     args.add_argument("--dtype", type=str | None, default=None, help=text)
 
 
+def add_json(args: ArgumentParser) -> None:
+    """Option --json; docs/scripts.md describes what each command then prints."""
+    args.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_json_lines(args: ArgumentParser) -> None:
+    """Option --json of commands that write rows."""
+    text = "rows on standard output as JSON lines; those of a file are where its name ends in .jsonl"
+    args.add_argument("--json", action="store_true", help=text)
+
+
+def check_json_lines(args: Namespace) -> None:
+    """Refuse --json where the rows go to a file.
+
+    Args:
+        args: Parsed arguments, with `output` and `json`.
+
+    Raises:
+        ConfigError: They do.
+    """
+    if args.json and args.output not in (None, "-"):
+        raise ConfigError(f"--json prints rows, but they go to {args.output}; end its name in .jsonl instead")
+
+
 def add_model(args: ArgumentParser) -> None:
     """Options --model, --classes and --templates."""
     model = "an embedded model (see lessmore ls models), a hub id, a folder, or open_clip:NAME/TAG"
@@ -267,6 +292,16 @@ def say(text: str, error: bool = False) -> None:
         error: Whether it goes to standard error.
     """
     print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def say_json(value: object, indent: int | None = 2) -> None:
+    """Print for programs.
+
+    Args:
+        value: Whatever JSON has; all signs beyond ASCII are escaped, so no name can command a terminal.
+        indent: Spaces of a level; None makes one line.
+    """
+    print(json.dumps(value, indent=indent), flush=True)
 
 
 @contextmanager

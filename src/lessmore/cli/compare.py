@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, SOME_FAILED, new_parser, say
+from lessmore.cli.common import OK, SOME_FAILED, add_json, new_parser, say, say_json
 from lessmore.lab.compare import PairedRuns, compare_runs
 
 EXAMPLES = """examples:
@@ -29,7 +28,7 @@ def parser() -> ArgumentParser:
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("first", type=str, help="a run, or a folder of runs")
     args.add_argument("second", type=str, help="another")
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     return args
 
 
@@ -37,7 +36,7 @@ def run(args: Namespace) -> int:
     """Print a line per pair; 0, or 3 if some runs have no partner."""
     pairs, lonely = compare_runs(Path(args.first), Path(args.second))
     if args.json:
-        print(json.dumps({"pairs": [asdict(pair) for pair in pairs], "without_partner": lonely}, indent=2))
+        say_json({"pairs": [asdict(pair) for pair in pairs], "without_partner": lonely})
     else:
         say("\n".join(map(comparison_line, pairs)))
     for name in lonely:

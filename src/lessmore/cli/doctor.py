@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import FAILED, OK, new_parser, say
+from lessmore.cli.common import FAILED, OK, add_json, new_parser, say, say_json
 
 EXAMPLES = """examples:
   lessmore doctor
@@ -23,7 +22,7 @@ _EVERYWHERE = ("eager", "cpu", "chunk")
 def parser() -> ArgumentParser:
     """Arguments of `lessmore doctor`."""
     args = new_parser(__doc__, EXAMPLES)
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     return args
 
 
@@ -33,8 +32,7 @@ def run(args: Namespace) -> int:
 
     facts, packages, engines = doctor.machine(), doctor.installed(), doctor.check_engines()
     if args.json:
-        found = {"machine": facts, "extras": packages, "engines": [asdict(one) for one in engines]}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        say_json({"machine": facts, "extras": packages, "engines": [asdict(one) for one in engines]})
     else:
         say("\n".join(f"{name}\t{'none' if value is None else value}" for name, value in facts.items()))
         for extra, of in packages.items():

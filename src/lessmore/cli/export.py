@@ -11,12 +11,14 @@ from lessmore.cli.common import (
     add_budget,
     add_device,
     add_dtype,
+    add_json,
     add_model,
     add_options,
     check_writable,
     make_adapter,
     new_parser,
     say,
+    say_json,
     writing,
 )
 
@@ -37,6 +39,7 @@ def parser() -> ArgumentParser:
     add_options(args)
     add_device(args)
     add_dtype(args)
+    add_json(args)
     args.add_argument("-o", "--output", type=str, required=True, help="step.pt2 or step.onnx")
     return args
 
@@ -51,5 +54,9 @@ def run(args: Namespace) -> int:
         adapter = make_adapter(args)
         export.save_step(adapter, path)
     side = adapter.vlm.vision.shape.image_size
-    say(f"{path}\t{len(adapter.classes)} classes, pixels [1, 3, {side}, {side}], {path.stat().st_size / 1e6:.1f} MB")
+    size = path.stat().st_size
+    if args.json:
+        say_json({"file": str(path), "classes": len(adapter.classes), "pixels": [1, 3, side, side], "bytes": size})
+    else:
+        say(f"{path}\t{len(adapter.classes)} classes, pixels [1, 3, {side}, {side}], {size / 1e6:.1f} MB")
     return OK

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, add_budget, add_method, new_parser, read_classes
+from lessmore.cli.common import OK, add_budget, add_json, add_method, new_parser, read_classes, say_json
 from lessmore.config import PAIRING, Condensation, Rule
 from lessmore.core.condense.schedule import Stage, schedule
 from lessmore.core.costs import Accounting, Costs, costs
@@ -65,7 +64,7 @@ def parser() -> ArgumentParser:
     )
     args.add_argument("--classes", type=str, default="1000", help="how many, or the names: a file, or with commas")
     args.add_argument("--templates", type=int, default=1, help="prompts per class")
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     return args
 
 
@@ -90,7 +89,7 @@ def run(args: Namespace) -> int:
     counted = {way: Spent(one_pass(way), method.facts.views, method.macs(way)) for way in ACCOUNTINGS}
     plain = costs(vlm.vision.shape, PLAIN, None, len(classes))
     if args.json:
-        print(json.dumps(_as_dict(counted, plain, method.facts), indent=2))
+        say_json(_as_dict(counted, plain, method.facts))
         return OK
     print(f"{args.model}  {args.method} + {name}, R = {chosen.condensation.R:g}, {len(classes)} classes")
     _schedule(vlm.vision.shape, chosen.condensation)
@@ -103,7 +102,7 @@ def _every_shape(as_json: bool) -> int:
     spent = {name: shape_gmacs(vision) for name, (vision, _) in SHAPES.items()}
     known = {name: {f"{R:g}": gmacs for R, gmacs in row.items()} for name, row in spent.items()}
     if as_json:
-        print(json.dumps(known, indent=2))
+        say_json(known)
         return OK
     print(f"{'GMACs per image':<28}" + "".join(f"{f'R = {R:g}':>12}" for R in BUDGETS))
     for name, row in known.items():

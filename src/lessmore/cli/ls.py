@@ -8,7 +8,7 @@ import json
 from jsonargparse import ArgumentParser, Namespace
 
 from lessmore.assets import MODELS, model_folder
-from lessmore.cli.common import OK, new_parser
+from lessmore.cli.common import OK, add_json, new_parser, say_json
 from lessmore.config import PRESETS, Preset
 from lessmore.core.condense.registry import REDUCERS
 from lessmore.data.registry import DATASETS, list_groups
@@ -32,7 +32,7 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore ls`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("what", choices=list(_LISTS), help="what to list")
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     return args
 
 
@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     """Print the list."""
     entries = _LISTS[args.what]()
     if args.json:
-        print(json.dumps(entries, indent=2, ensure_ascii=False))
+        say_json(entries)
     else:
         print("\n".join(f"{name}\t{description}" for name, description in entries.items()))
     return OK

@@ -7,7 +7,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import OK, SOME_FAILED, check_writable, new_parser, say, writing
+from lessmore.cli.common import OK, SOME_FAILED, add_json, check_writable, new_parser, say, say_json, writing
 from lessmore.errors import ConfigError, StateError
 from lessmore.lab.report.album import Album, Library, replay_run
 from lessmore.lab.report.html import render_report
@@ -46,6 +46,7 @@ def parser() -> ArgumentParser:
         "--tables", type=str | None, default=None, help="also write CSV tables of each run below this directory"
     )
     args.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    add_json(args)
     return args
 
 
@@ -68,14 +69,26 @@ def _run(args: Namespace, output: Path) -> int:
         say(f"lessmore report: {note}", error=True)
     for name in left_out:
         say(f"lessmore report: left out {name}", error=True)
+    files = _files(runs, args)
+    pictures, size = sum(len(album.uris) for album in albums), output.stat().st_size
+    if args.json:
+        keys = [finished.summary["key"] for finished in runs]
+        found = {"file": str(output), "runs": keys, "pictures": pictures, "bytes": size}
+        say_json({**found, "files": list(map(str, files)), "left_out": left_out})
+    else:
+        say(f"{output}: {len(runs)} runs, {pictures} pictures, {size / 1e6:.1f} MB")
+    return SOME_FAILED if left_out else OK
+
+
+def _files(runs: list[Finished], args: Namespace) -> list[Path]:
+    """Write plots and tables, where they are asked for, and return their files."""
+    files: list[Path] = []
     if args.plots is not None:
-        save_run_plots([finished.folder for finished in runs], Path(args.plots))
+        files += save_run_plots([finished.folder for finished in runs], Path(args.plots))
     if args.tables is not None:
         for finished in runs:
-            write_run_tables(finished, Path(args.tables) / finished.folder.name)
-    pictures = sum(len(album.uris) for album in albums)
-    say(f"{output}: {len(runs)} runs, {pictures} pictures, {output.stat().st_size / 1e6:.1f} MB")
-    return SOME_FAILED if left_out else OK
+            files += write_run_tables(finished, Path(args.tables) / finished.folder.name)
+    return files
 
 
 def _readable(runs: list[Finished], left_out: list[str]) -> tuple[list[Finished], list[str]]:

@@ -65,14 +65,15 @@ class Written(NamedTuple):
 class Output:
     """Writes rows to a file or, for `-`, to standard output, and flushes after each."""
 
-    def __init__(self, name: str, columns: Sequence[str] = COLUMNS) -> None:
+    def __init__(self, name: str, columns: Sequence[str] = COLUMNS, as_json: bool = False) -> None:
         """Open the file, and write the head of a CSV that has none.
 
         Args:
             name: The file, or `-`.
             columns: Fields of the rows.
+            as_json: Whether standard output gets JSON lines; a file's ending says what it gets.
         """
-        self.json = name.endswith(".jsonl")
+        self.json = as_json if name == "-" else name.endswith(".jsonl")
         # Names of files need not be UTF-8; surrogateescape hands their bytes through as they are.
         if name == "-":
             self.file: IO[str] = sys.stdout

@@ -22,6 +22,7 @@ from lessmore.cli.common import (
     add_unknown,
     new_parser,
     say,
+    say_json,
 )
 from lessmore.config import list_presets
 from lessmore.core.condense.registry import list_reducers
@@ -133,7 +134,7 @@ def run(args: Namespace) -> int:
                 return INTERRUPTED
             failed += bool(trouble(summary["metrics"]))
             if args.json:
-                print(json.dumps(summary, ensure_ascii=False), flush=True)
+                say_json(summary, indent=None)
             else:
                 say(f"{number}/{len(specs)} {line(summary)}")
     return SOME_FAILED if failed else OK

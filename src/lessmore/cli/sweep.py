@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printable, say
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, new_parser, printable, say, say_json
 from lessmore.cli.run import line
 from lessmore.errors import ConfigError
 from lessmore.lab.metrics import trouble
@@ -58,6 +58,9 @@ def parser() -> ArgumentParser:
     args.add_argument("--ray", type=str | None, default=None, help="auto, local, or the address of a Ray cluster")
     args.add_argument("--dry-run", action="store_true", help="only list the runs")
     args.add_argument("--quiet", action="store_true", help="no progress, only failures")
+    args.add_argument(
+        "--json", action="store_true", help="print each summary as a line of JSON, or with --dry-run specs"
+    )
     return args
 
 
@@ -65,13 +68,16 @@ def run(args: Namespace) -> int:
     """Do the runs; 0, 3 if something failed, 130 if interrupted."""
     grid = read_grid(Path(args.grid))
     if args.dry_run:
-        say("\n".join(describe(spec) for spec in grid.specs))
+        if args.json:
+            say_json([asdict(spec) for spec in grid.specs])
+        else:
+            say("\n".join(describe(spec) for spec in grid.specs))
         return OK
     check_packages(grid.specs)
     failed: list[FinishedRun] = []
     try:
         with closing(_executor(grid, args)) as results:
-            _follow(results, len(grid.specs), failed, args.quiet)
+            _follow(results, len(grid.specs), failed, args)
     except KeyboardInterrupt:
         print("lessmore sweep: interrupted; run the same command to go on", file=sys.stderr)
         return INTERRUPTED
@@ -98,15 +104,17 @@ def _executor(grid: SweepGrid, args: Namespace) -> Any:
     return run_locally(grid.specs, Path(args.output), processes, grid.cpus)
 
 
-def _follow(results: Iterator[FinishedRun], total: int, failed: list[FinishedRun], quiet: bool) -> None:
+def _follow(results: Iterator[FinishedRun], total: int, failed: list[FinishedRun], args: Namespace) -> None:
     """Show results as they arrive: a line per run, and a bar on a terminal."""
-    with tqdm(total=total, unit="run", disable=quiet or None) as bar:
+    with tqdm(total=total, unit="run", disable=args.quiet or None) as bar:
         for number, done in enumerate(results, start=1):
             why = done.error or (trouble(done.summary["metrics"]) if done.summary is not None else "")
             if why:
                 failed.append(done)
                 bar.write(printable(f"lessmore sweep: {describe(done.spec)}: {' '.join(why.split())}"), file=sys.stderr)
-            if done.summary is not None and not quiet:
+            if done.summary is not None and args.json:
+                say_json(done.summary, indent=None)
+            elif done.summary is not None and not args.quiet:
                 bar.write(printable(f"{number}/{total} {line(done.summary)}"))
             bar.set_postfix(failed=len(failed), refresh=False)
             bar.update()

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import INTERRUPTED, OK, Stop, add_device, add_dtype, check_writable, new_parser, say, writing
+from lessmore.cli.common import (
+    INTERRUPTED,
+    OK,
+    Stop,
+    add_device,
+    add_dtype,
+    add_json,
+    check_writable,
+    new_parser,
+    say,
+    say_json,
+    writing,
+)
 from lessmore.data import coop
 from lessmore.data.dataset import Dataset
 from lessmore.data.registry import is_direct, open_dataset, spec_of
@@ -51,6 +63,7 @@ def parser() -> ArgumentParser:
     add_dtype(args)
     args.add_argument("--overwrite", action="store_true", help="start again, even if the context is finished")
     args.add_argument("--quiet", action="store_true", help="no progress")
+    add_json(args)
     return args
 
 
@@ -70,7 +83,10 @@ def run(args: Namespace) -> int:
     if not done:
         print("lessmore train-prompt: interrupted; run the same command to go on", file=sys.stderr)
         return INTERRUPTED
-    say(f"{output}: {training.method} on {training.shots} images of each of the {len(dataset.classes)} classes")
+    if args.json:
+        say_json({"file": str(output), "classes": len(dataset.classes), **asdict(training)})
+    else:
+        say(f"{output}: {training.method} on {training.shots} images of each of the {len(dataset.classes)} classes")
     return OK
 
 

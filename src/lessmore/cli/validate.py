@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lessmore.cli.common import FAILED, OK, new_parser, say
+from lessmore.cli.common import FAILED, OK, add_json, new_parser, say, say_json
 from lessmore.data.registry import expand_names
 from lessmore.data.validate import Report, validate
 from lessmore.errors import ConfigError
@@ -30,7 +29,7 @@ def parser() -> ArgumentParser:
     args.add_argument("--root", type=str | None, default=None, help="the directory that holds the data sets")
     args.add_argument("--sample", type=int, default=100, help="images of each data set to decode")
     args.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    args.add_argument("--json", action="store_true", help="print JSON")
+    add_json(args)
     args.add_argument("--quiet", action="store_true", help="no progress bars")
     return args
 
@@ -46,7 +45,7 @@ def run(args: Namespace) -> int:
         if not args.json:
             say(_text(reports[-1]))
     if args.json:
-        print(json.dumps([{**asdict(r), "ready": r.ready} for r in reports], indent=2, ensure_ascii=False))
+        say_json([{**asdict(r), "ready": r.ready} for r in reports])
     return OK if all(report.ready for report in reports) else FAILED
 
 

@@ -11,6 +11,7 @@ from lessmore.cli.common import (
     add_budget,
     add_dtype,
     add_engine,
+    add_json,
     add_method,
     add_model,
     add_options,
@@ -19,6 +20,7 @@ from lessmore.cli.common import (
     make_adapter,
     new_parser,
     say,
+    say_json,
     writing,
 )
 from lessmore.storage.files import replacing
@@ -47,6 +49,7 @@ def parser() -> ArgumentParser:
     add_dtype(args)
     add_precision(args)
     args.add_argument("--state", type=str | None, default=None, help="state file of a stream to start from")
+    add_json(args)
     args.add_argument("-o", "--output", type=str, default="strip.png", help="the PNG file to write")
     return args
 
@@ -70,5 +73,8 @@ def _run(args: Namespace, path: Path) -> int:
     prediction = adapter(image, trace=True)
     with replacing(path) as new:
         new.write_bytes(png(prediction_strip(adapter, image, prediction)))
-    say(f"{path}\t{answers_line(adapter.classes, prediction)}")
+    if args.json:
+        say_json({"file": str(path), **prediction.to_dict()})
+    else:
+        say(f"{path}\t{answers_line(adapter.classes, prediction)}")
     return OK

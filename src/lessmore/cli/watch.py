@@ -16,10 +16,12 @@ from lessmore.cli.common import (
     add_budget,
     add_dtype,
     add_engine,
+    add_json_lines,
     add_method,
     add_model,
     add_options,
     add_unknown,
+    check_json_lines,
     check_writable,
     make_adapter,
     new_parser,
@@ -74,6 +76,7 @@ def parser() -> ArgumentParser:
         "--output", type=str | None, default=None, help="out.csv, out.jsonl, or - for CSV on standard output"
     )
     _add_outputs(args)
+    add_json_lines(args)
     args.add_argument("--state", type=str | None, default=None, help="folder of the states, one file for each source")
     args.add_argument("--resume", action="store_true", help="go on from the states, and in the output")
     args.add_argument("--save-every", type=float, default=30.0, help="seconds between two writes of the states")
@@ -116,6 +119,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"lessmore watch needs {error.name}; pip install 'lessmore[camera]'") from error
     from lessmore.cameras.source import check_stdin, read_sources
 
+    check_json_lines(args)
     sources = read_sources(args.sources)
     check_stdin(sources)
     options = _options(args)
@@ -203,8 +207,8 @@ def _add_sinks(args: Namespace, sources: list[FrameSource], watch: Watch, sinks:
     from lessmore.cli.watch_lines import WatchLines, output_for
     from lessmore.cli.watch_rows import RowSink
 
-    if args.output is not None:
-        sinks.append(RowSink(args.output))
+    if args.output is not None or args.json:
+        sinks.append(RowSink(args.output or "-", args.json))
     if args.save is not None:
         sinks.extend(AnnotatedVideo(_video_path(args, source, sources), source.name) for source in sources)
     if args.mqtt is not None:
@@ -212,7 +216,7 @@ def _add_sinks(args: Namespace, sources: list[FrameSource], watch: Watch, sinks:
     if args.webhook is not None:
         sinks.append(Webhook(args.webhook, args.notify))
     if not args.quiet:
-        sinks.append(WatchLines(watch.streams, output_for(args.output)))
+        sinks.append(WatchLines(watch.streams, output_for("-" if args.json else args.output)))
 
 
 def _summary(watch: Watch, quiet: bool) -> None:

@@ -22,9 +22,9 @@ COLUMNS = [field.name for field in fields(CameraAnswer)]
 class RowSink(Sink):
     """Writes answers as rows."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, as_json: bool = False) -> None:
         super().__init__()
-        self._output = rows.Output(name, COLUMNS)
+        self._output = rows.Output(name, COLUMNS, as_json)
 
     def put(self, answer: CameraAnswer, image: Image.Image | None) -> None:
         """Append a row.

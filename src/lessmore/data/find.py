@@ -38,12 +38,17 @@ def each_image(source: Any) -> Iterable[Any]:
     """The images that a source stands for, in order.
 
     Args:
-        source: A file, folder, pattern or `file:` URL, whose images are looked up now; one image in memory; or several
-            images, which are left as they are, so that each has one answer.
+        source: A file, folder, pattern or `file:` URL, whose images are looked up now; `hf:` and a Hugging Face data
+            set, which is read while it is answered; one image in memory; or several images, which are left as they are,
+            so that each has one answer.
 
     Raises:
         ConfigError: A path or pattern stands for nothing.
     """
+    if isinstance(source, str) and source.startswith("hf:"):
+        from lessmore.data.hf_stream import open_hf_stream
+
+        return (row.image for row in open_hf_stream(source).rows())
     if isinstance(source, (str, os.PathLike)):
         return find_images([os.fspath(source)])
     alone = isinstance(source, (bytes, bytearray, Image.Image)) or getattr(source, "ndim", 4) < 4

@@ -69,7 +69,8 @@ def open_dataset(name: str, root: Path | None = None, network: bool = True) -> D
     """A data set by name, or described by a path. No image is read.
 
     Args:
-        name: A registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or hf:NAME[@SPLIT].
+        name: A registered name or alias, a path ending in .yaml, folder:PATH, manifest:PATH, or what
+            `hf.parse_place` reads after hf:.
         root: The folder that holds the data sets; only registered names need it.
         network: Whether a Hugging Face data set may be looked up on the network.
 
@@ -153,6 +154,5 @@ def _open_direct(name: str, network: bool) -> Dataset:
     if kind == "manifest":
         return manifest.read_manifest(Path(place))
     if kind == "hf":
-        at, _, split = place.partition("@")
-        return hf.read_hf(at, split or None, network)
+        return hf.read_hf(hf.parse_place(place), network)
     return userfile.read_user_file(Path(place), network)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lessmore.data.dataset import Dataset
 from lessmore.data.folder import read_folder
-from lessmore.data.hf import read_hf
+from lessmore.data.hf import HubPlace, read_hf
 from lessmore.data.manifest import read_manifest
 from lessmore.data.typed import read_yaml
 from lessmore.errors import ConfigError, unknown
@@ -32,7 +32,10 @@ class Description:
     templates: str | list[str] | None = None
     """Prompts with {} for the class's name."""
     split: str | None = None
-    """Only for hf."""
+    """Only for hf, as the next three; see `HubPlace`."""
+    config: str | None = None
+    image: str | None = None
+    label: str | None = None
     anywhere: bool = False
     """Only for manifests: their paths may be absolute or leave the folder."""
 
@@ -74,7 +77,8 @@ def _check(content: dict[Any, Any], file: Path) -> None:
         raise ConfigError(f"{file}: {unknown('reader', content['reader'], READERS)}")
     _check_kind(content, "classes", (list, dict), "a list of names, or a mapping from old to new ones", file)
     _check_kind(content, "templates", (str, list), "a text or a list of texts", file)
-    _check_kind(content, "split", (str,), "the name of a split", file)
+    for key in ("split", "config", "image", "label"):
+        _check_kind(content, key, (str,), f"the name of a {'column' if key in ('image', 'label') else key}", file)
     _check_kind(content, "anywhere", (bool,), "true or false", file)
 
 
@@ -92,7 +96,8 @@ def _read(given: Description, file: Path, network: bool) -> Dataset:
     if given.reader == "manifest":
         names = given.classes if isinstance(given.classes, list) else None
         return read_manifest(place, names, given.anywhere)
-    return read_hf(str(place) if place.is_dir() else given.path, given.split, network)
+    name = str(place) if place.is_dir() else given.path
+    return read_hf(HubPlace(name, given.split, given.config, given.image, given.label), network)
 
 
 def _renamed(classes: tuple[str, ...], wanted: list[str] | Mapping[str, str], file: Path) -> tuple[str, ...]:
