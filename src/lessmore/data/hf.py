@@ -150,6 +150,10 @@ def open_table(place: HubPlace, network: bool, streaming: bool = False) -> tuple
 def image_column(table: Any, place: HubPlace) -> str:
     """The column of the images.
 
+    Args:
+        table: The rows of a split.
+        place: Which column was asked for.
+
     Raises:
         ConfigError: It is missing, of a wrong type, or not unique.
     """
@@ -168,6 +172,10 @@ def image_column(table: Any, place: HubPlace) -> str:
 def label_column(table: Any, place: HubPlace) -> str | None:
     """The column of the labels; None where none was asked for and not exactly one is of the type `ClassLabel`.
 
+    Args:
+        table: The rows of a split.
+        place: Which column was asked for.
+
     Raises:
         ConfigError: It is missing or of a wrong type.
     """
@@ -181,12 +189,22 @@ def label_column(table: Any, place: HubPlace) -> str | None:
 
 
 def class_names_of(table: Any, label: str) -> list[str] | None:
-    """Names of a column's classes; None where it holds them as texts."""
+    """Names of a column's classes; None where it holds them as texts.
+
+    Args:
+        table: The rows of a split.
+        label: The column.
+    """
     return getattr(table.features[label], "names", None)
 
 
 def encoded(table: Any, column: str) -> Any:
-    """The table with images left as they are stored, for `load_image`."""
+    """The table with images left as they are stored, for `load_image`.
+
+    Args:
+        table: The rows of a split.
+        column: The column of the images.
+    """
     return table.cast_column(column, _library().Image(decode=False))
 
 
