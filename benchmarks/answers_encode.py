@@ -94,9 +94,9 @@ def main() -> None:
     vlm = lessmore.load(args.model)
     args.output.mkdir(parents=True, exist_ok=True)
     model = Path(args.model).name
-    if args.garbage:
-        side = vlm.vision.shape.image_size
-        np.savez(args.output / f"{model}.noise.none.npz", **encoded(vlm, noise(args.garbage, side), 0))
+    garbage = args.output / f"{model}.noise.none.npz"
+    if args.garbage and not garbage.exists():
+        np.savez(garbage, **encoded(vlm, noise(args.garbage, vlm.vision.shape.image_size), 0))
     for name in args.dataset:
         _, common, batches = (world_set if name == "world" else data_set)(vlm, name, args)
         for condition in args.corruption:

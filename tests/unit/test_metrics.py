@@ -57,6 +57,22 @@ def test_separation_is_the_chance_that_a_right_answer_is_surer() -> None:
     assert separation(score, np.ones(40, dtype=bool)) is None
 
 
+def test_a_summary_judges_the_reported_confidence_not_the_raw_one() -> None:
+    told = [(0.9, 0, 0.6, 0), (0.8, 0, 0.9, 1), (0.2, 1, 0.3, 0), (0.4, 1, 0.7, 1)]  # ours, answer, zero-shot's, answer
+    rows = [
+        row(i, 0, answer, plain, confidence=ours, zero_shot_probability=theirs, probability=0.99)
+        for i, (ours, answer, theirs, plain) in enumerate(told)
+    ]
+    found = metrics(rows)
+    assert found["brier"] == pytest.approx((0.01 + 0.04 + 0.04 + 0.16) / 4)
+    assert found["zero_shot_brier"] == pytest.approx((0.16 + 0.81 + 0.49 + 0.49) / 4)
+    assert found["confidence_ece"] == pytest.approx((0.1 + 0.2 + 0.2 + 0.4) / 4)
+    assert found["ece"] == pytest.approx(0.49)
+    assert (found["auroc"], found["zero_shot_auroc"]) == (1.0, 0.0)
+    nobody = metrics([])
+    assert [nobody[key] for key in ("brier", "zero_shot_brier", "auroc", "confidence_ece")] == [None] * 4
+
+
 def test_a_certain_result_has_no_spread() -> None:
     all_right = np.ones(50, dtype=bool)
     found = accuracies(all_right, all_right)
