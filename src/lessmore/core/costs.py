@@ -68,6 +68,8 @@ class _Pass(NamedTuple):
     anchored: bool
     matched: int
     """Of the N tokens, those that matching looks at."""
+    sized: tuple[bool, bool]
+    """Whether the tokens count by how many patches they stand for, before and after the block condensed."""
 
 
 def costs(
@@ -96,7 +98,7 @@ def costs(
     """
     plan = plan or schedule(vision.patches, vision.blocks.depth, condensation)
     anchored = anchored and adaptation is not None and condensation.uses_anchor
-    passes = list(_passes(vision, plan, anchored))
+    passes = list(_passes(vision, plan, anchored, _counts_sizes(condensation)))
     last = passes[-1].N_mlp
     if accounting == "paper":
         parts = _paper_parts(vision, passes, last, condensation)
@@ -110,12 +112,18 @@ def costs(
     return Costs(parts, per_prompt * prompts, tokens, gradient, text_gradient * prompts)
 
 
-def _passes(vision: ViTShape, plan: Schedule, anchored: bool) -> Iterator[_Pass]:
-    N = vision.tokens
+def _passes(vision: ViTShape, plan: Schedule, anchored: bool, sizes: bool) -> Iterator[_Pass]:
+    N, before = vision.tokens, False
     for i, stage in enumerate(plan):
-        after = N if stage is None else stage.out + vision.first
-        yield _Pass(vision.blocks, N, after, stage, anchored and stage is not None and i > 0, N - vision.registers)
-        N = after
+        after, sized = N if stage is None else stage.out + vision.first, before or (sizes and stage is not None)
+        guided = anchored and stage is not None and i > 0
+        yield _Pass(vision.blocks, N, after, stage, guided, N - vision.registers, (before, sized))
+        N, before = after, sized
+
+
+def _counts_sizes(condensation: Condensation) -> bool:
+    """Whether attention and means see how many patches a token stands for, once tokens are condensed."""
+    return condensation.proportional if condensation.rule in ("coreset", "matching") else condensation.rule in PAIRING
 
 
 def taken_steps(steps: list[Step], depth: int) -> Schedule:
@@ -161,8 +169,10 @@ def _matmul_parts(
     parts["attention"] = sum(_attention(p, condensation) for p in passes)
     parts["mlp"] = sum(p.N_mlp * _mlp(p.block) for p in passes)
     parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
+    parts["scoring"] += 0 if vision.first else sum(_averaging(p, condensation) for p in passes)
     parts["merging"] = sum(_merging(p, condensation) for p in passes)
-    parts["head"] = _head(vision, last) + classes * vision.embed
+    weighted = (last - vision.first) * D if vision.pool == "mean" and passes[-1].sized[1] else 0
+    parts["head"] = _head(vision, last) + weighted + classes * vision.embed
     parts["correction"] = 0 if adaptation is None else _correction(vision.blocks, adaptation, classes)
     return parts
 
@@ -193,6 +203,15 @@ def _scoring(p: _Pass, condensation: Condensation, class_token: bool, classes: i
         return p.N * p.N * D if condensation.metric == "attention" else 0
     rows = int(class_token) + (p.anchored and condensation.rows != "class")
     return rows * keys * D + p.anchored * classes * D
+
+
+def _averaging(p: _Pass, condensation: Condensation) -> int:
+    """In towers without a class token: the mean attention row, where sizes weight it, and the weighted mean token."""
+    pooled = condensation.summary == "attn_pool"
+    attends = pooled or (p.stage is not None and condensation.rule not in PAIRING)
+    keys = p.N + (p.anchored and condensation.anchor_kv)
+    rows = p.block.heads * p.N * keys if attends and p.sized[0] else 0
+    return rows + (p.N_mlp * p.block.width if pooled or p.sized[1] else 0)
 
 
 def _matching(p: _Pass, condensation: Condensation) -> int:
