@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -54,7 +55,9 @@ AFTER = ViTShape(
     pool="mean",
 )
 """Norms after the halves of a block, and places without a class token."""
-SHAPES = {"class": CLASS, "map": MAP, "mean": MEAN, "placed": PLACED, "after": AFTER}
+FLEXIBLE = replace(MAP, image_size=16, flexible=True)
+"""NaFlex: 16 positions are learned, and images of 24 × 24 have 36 patches."""
+SHAPES = {"class": CLASS, "map": MAP, "mean": MEAN, "placed": PLACED, "after": AFTER, "flexible": FLEXIBLE}
 
 
 def make_vit(shape: ViTShape = CLASS, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 0.3) -> ViT:
@@ -72,6 +75,13 @@ def make_images(count: int, size: int = 24, seed: int = 1, dtype: torch.dtype = 
     """Random images [count, 3, size, size]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, size, size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def make_mixed(count: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Random images [3, H, W] of several aspect ratios, for towers of 4 × 4 patches that take any."""
+    grids = [(6, 6), (4, 9), (10, 3), (5, 7), (4, 4)]
+    large = make_images(count, 40, seed, dtype)
+    return [image[:, : 4 * r, : 4 * c] for image, (r, c) in zip(large, itertools.cycle(grids), strict=False)]
 
 
 def make_text(classes: int, embed: int = 8, seed: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -30,6 +30,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
 Place = tuple[float, float]
+PADDING = 3
+"""Keys that the reference adds to images of any shape, and masks."""
 
 
 def softmax(x: Array) -> Array:
@@ -75,14 +77,37 @@ class Tower:
             for left in range(0, pixels.shape[2] - side + 1, side):
                 patch = pixels[:, top : top + side, left : left + side]
                 tokens.append((kernel * patch).sum(axis=(1, 2, 3)) + self.w.get("patch_embed.bias", 0.0))
-        x = np.stack(tokens) + self.w["positions"]
+        rows, columns = (length // side for length in pixels.shape[1:])
+        x = np.stack(tokens) + (self.stretched(rows, columns) if self.shape.flexible else self.w["positions"])
         return self.norm("norm_pre", x) if self.shape.pre_norm else x
 
-    def places(self) -> list[Place]:
+    def stretched(self, rows: int, columns: int) -> Array:
+        """Positions of a grid [rows · columns, D]: means of those learned, weighted by a tent around each place.
+
+        The tent is as wide as the distance of two patches of the grid, but not narrower than that of two learned.
+        """
+        side = self.shape.image_size // self.shape.patch
+        learned = self.w["positions"].reshape(side, side, -1)
+        weights = []
+        for length in (rows, columns):
+            apart = side / length
+            tents = [
+                [max(0.0, 1 - abs(i + 0.5 - (j + 0.5) * apart) / max(apart, 1)) for i in range(side)]
+                for j in range(length)
+            ]
+            weights.append([[w / sum(tent) for w in tent] for tent in tents])
+        places = [
+            sum(weights[0][r][i] * weights[1][c][j] * learned[i, j] for i in range(side) for j in range(side))
+            for r in range(rows)
+            for c in range(columns)
+        ]
+        return np.stack(places)
+
+    def places(self, tokens: int) -> list[Place]:
         """Where every token lies: class token and registers at (0, 0), patches row by row."""
         rope, side = self.shape.rope, self.shape.image_size // self.shape.patch
         if rope is None:
-            return [(0.0, 0.0)] * (self.first + side * side)
+            return [(0.0, 0.0)] * tokens
         lines = [rope.start + rope.step * i for i in range(side)]
         grid = [(c, r) if rope.columns_first else (r, c) for r in lines for c in lines]
         return [(0.0, 0.0)] * self.first + grid
@@ -117,14 +142,20 @@ class Tower:
         return y * self.w.get(f"blocks.{i}.scale1", 1.0)
 
     def heads_attend(self, q: Array, k: Array, v: Array, heads: int | None = None) -> tuple[Array, Array]:
-        """softmax(q k^T / sqrt(d)) v, head by head: the heads' outputs side by side [Q, D], and maps [H, Q, keys]."""
-        heads = heads or self.heads
+        """softmax(q k^T / sqrt(d)) v, head by head: the heads' outputs side by side [Q, D], and maps [H, Q, keys].
+
+        Where images differ in shape, the batch is padded as hosts pad it: with keys that a mask takes out.
+        """
+        heads, keys = heads or self.heads, len(k)
         d, maps, outputs = q.shape[1] // heads, [], []
+        if self.shape.flexible:
+            k, v = (np.vstack([x, np.full((PADDING, x.shape[1]), 7.0)]) for x in (k, v))
+        mask = np.where(np.arange(len(k)) < keys, 0.0, -np.inf)
         for h in range(heads):
             part = slice(h * d, (h + 1) * d)
-            maps.append(softmax(q[:, part] @ k[:, part].T / math.sqrt(d)))
+            maps.append(softmax(q[:, part] @ k[:, part].T / math.sqrt(d) + mask))
             outputs.append(maps[-1] @ v[:, part])
-        return np.concatenate(outputs, axis=1), np.stack(maps)
+        return np.concatenate(outputs, axis=1), np.stack(maps)[:, :, :keys]
 
     def attend(
         self,
@@ -146,7 +177,7 @@ class Tower:
         keys = N + int(anchor is not None and anchor_kv)
         q, k, v = self.project(i, stacked)
         if self.shape.rope is not None:
-            where = self.places() if places is None else places
+            where = self.places(N) if places is None else places
             own = [] if anchor is None else [(0.0, 0.0) if self.first else mean_place(where, times)]
             q, k = self.turned(q, where + own), self.turned(k, where + own)
         owner = np.repeat(np.arange(keys), [*(times or [1] * N), 1][:keys])
@@ -622,7 +653,7 @@ class Reference:
         config, tower, first = self.condensation, self.tower, self.tower.first
         x = tower.embed(np.asarray(pixels, dtype=np.float64))
         times = [1] * len(x)  # how many patches each token counts for
-        places = tower.places()
+        places = tower.places(len(x))
         summary, tokens, condensed = list[Array](), list[int](), list[Condensed]()
         for i in range(tower.shape.blocks.depth):
             condenses = config.active and i in config.layers

@@ -72,7 +72,8 @@ def slow_encode(
 ) -> Slow:
     """A token of size s is a key s times over, literally: proportional attention without its formula."""
     tower, first = Tower(vit), vit.shape.first
-    x, places = tower.embed(pixels), tower.places()
+    x = tower.embed(pixels)
+    places = tower.places(len(x))
     size, holds = [1] * len(x), [[i] for i in range(len(x))]
     summaries, homes = [], []
     for i in range(vit.shape.blocks.depth):

@@ -42,7 +42,8 @@ def slow_choice(score: list[float], points: int, least: int) -> list[int]:
 def slow_encode(vit: ViT, pixels: Array, caps: dict[int, int]) -> tuple[Array, Array, list[list[int]]]:
     """Feature, summaries, and the input patches alive after every sampling block; one image, no padding."""
     tower, first = Tower(vit), vit.shape.first
-    x, places = tower.embed(pixels), tower.places()
+    x = tower.embed(pixels)
+    places = tower.places(len(x))
     alive, traces, summaries = list(range(len(x) - first)), [], []
     for i in range(vit.shape.blocks.depth):
         update, maps = tower.attend(i, x, None, False, None, places)

@@ -28,7 +28,8 @@ B16, L14 = REAL["ViT-B-16"][0], REAL["ViT-L-14"][0]
 def slow_encode(vit: ViT, pixels: Array, R: float) -> tuple[Array, list[list[int]]]:
     """Feature, and the input patches that were kept as they are up to every condensing block, best first."""
     tower, first = Tower(vit), vit.shape.first
-    x, places = tower.embed(pixels), tower.places()
+    x = tower.embed(pixels)
+    places = tower.places(len(x))
     names: list[int | None] = list(range(len(x) - first))
     kept = []
     for i in range(vit.shape.blocks.depth):

@@ -93,7 +93,7 @@ def test_crops_are_spread_as_torchvisions() -> None:
     draw = torch.Generator().manual_seed(0)
     ours, flips = [], 0
     for _ in range(600):
-        crop = random_crop(image, 32, 0.08, draw)
+        crop = random_crop(image, (32, 32), 0.08, draw)
         flips += bool(crop[0, 0, 0] > crop[0, 0, -1])
         width, height = (crop[0].max() - crop[0].min()) / 160, (crop[1].max() - crop[1].min()) / 120
         ours.append((float(width * height), float(crop[0].mean()), float(crop[1].mean())))
@@ -111,7 +111,7 @@ def test_resampling_is_pillows_within_a_level(picture: Image.Image) -> None:
     """The same crop by Pillow, found by drawing the whole image: `smallest` 1 leaves no other choice of area."""
     square = picture.crop((0, 0, 60, 60))
     for seed in range(20):
-        crop = random_crop(levels(square), 24, 1.0, torch.Generator().manual_seed(seed))
+        crop = random_crop(levels(square), (24, 24), 1.0, torch.Generator().manual_seed(seed))
         whole = square.resize((24, 24), Image.Resampling.BILINEAR)
         expected = [levels(whole), levels(ImageOps.mirror(whole))]
         assert min(float((crop - one).abs().max()) for one in expected) <= 1

@@ -110,7 +110,7 @@ def test_old_configuration_files() -> None:
     "config",
     [
         {"image_processor_type": "ViTImageProcessor"},
-        {"image_processor_type": "Siglip2ImageProcessor"},
+        {"image_processor_type": "Siglip2ImageProcessor", "do_resize": False},
         {"image_processor_type": "CLIPImageProcessor", "do_rescale": False},
         {"image_processor_type": "CLIPImageProcessor", "rescale_factor": 1 / 127.5},
         {"image_processor_type": "CLIPImageProcessor", "do_center_crop": False, "size": {"shortest_edge": 224}},

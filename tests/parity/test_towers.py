@@ -151,6 +151,26 @@ def _siglip(vocab: int, **vision: Any) -> nn.Module:
     return model
 
 
+def _two_blocks(width: int, heads: int, mlp: int, image_size: int, patch: int) -> nn.Module:
+    """The real widths of a larger SigLIP's vision tower at its real resolution, two blocks deep; a small text tower."""
+    from transformers import SiglipConfig, SiglipModel
+
+    tower = {"num_hidden_layers": 2, "hidden_size": width, "intermediate_size": mlp, "num_attention_heads": heads}
+    text = {"vocab_size": 64, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_attention_heads": 2, "projection_size": width, "max_position_embeddings": 16, "pad_token_id": 1}
+    vision = tower | {"image_size": image_size, "patch_size": patch}
+    model: nn.Module = SiglipModel(SiglipConfig(text_config=text, vision_config=vision))
+    return model
+
+
+LARGER: dict[str, tuple[int, int, int, int, int]] = {
+    "L-16-512": (1024, 16, 4096, 512, 16),
+    "SO400M-14-224": (1152, 16, 4304, 224, 14),
+    "SO400M-14-384": (1152, 16, 4304, 384, 14),
+    "SO400M-16-512": (1152, 16, 4304, 512, 16),
+    "gopt-16-384": (1536, 16, 6144, 384, 16),
+}
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **EVA,
     **{f"open_clip/small/{name}": lambda name=name: _small_open_clip(name) for name in SMALL_OPEN_CLIP},
@@ -163,6 +183,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformers/CLIP-legacy": _legacy_clip,
     "transformers/MetaCLIP-2": _metaclip2,
     "transformers/SigLIP-B-16": lambda: _siglip(32_000),
+    **{f"transformers/SigLIP-{name}": lambda sizes=sizes: _two_blocks(*sizes) for name, sizes in LARGER.items()},
 }
 
 
@@ -274,6 +295,14 @@ def test_other_architectures_are_refused(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(SMALL_OPEN_CLIP, name, UNSUPPORTED[name])
     with pytest.raises(ModelError, match="supported are plain vision transformers"):
         import_model(_small_open_clip(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("DINOTxt", "DINOv3.txt, which is defined only"), ("CoCa", "several queries")]
+)
+def test_models_that_people_ask_for_are_refused_by_name(name: str, what: str) -> None:
+    with pytest.raises(ModelError, match=f"{what}.* cannot be imported; supported are"):
+        import_model(type(name, (nn.Module,), {})())
 
 
 def test_other_modules_are_refused() -> None:

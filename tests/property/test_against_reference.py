@@ -18,7 +18,7 @@ from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
 from lessmore.methods import Setup
 from lessmore.methods.tca import empty_state, step
-from tests.random_towers import SHAPES, make_images, make_text, make_vit
+from tests.random_towers import SHAPES, make_images, make_mixed, make_text, make_vit
 from tests.reference import Condensed, Reference
 
 EXAMPLES = 5000 if os.environ.get("LESSMORE_SOAK") else 600
@@ -105,7 +105,7 @@ def test_every_step_equals_the_reference(shape: str) -> None:
     def check(condensation: Condensation, adaptation: Adaptation, C: int, weights_seed: int, seed: int) -> None:
         vit = tower(shape, weights_seed)
         text = make_text(C, vit.shape.embed, seed)
-        images = make_images(9, seed=seed)
+        images = make_mixed(9, seed) if vit.shape.flexible else list(make_images(9, seed=seed))
         setup = Setup(vit, text, 6.0, Preset(condensation, adaptation))
         slow = Reference(vit, text, 6.0, condensation, adaptation)
         depth, state = vit.shape.blocks.depth, empty_state(setup)

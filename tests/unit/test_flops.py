@@ -14,14 +14,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lessmore import adapt, list_methods, list_reducers, load
 from lessmore.cli import main
-from lessmore.config import Condensation, Preset, preset
+from lessmore.config import Condensation, Preset, TokenSummary, preset
 from lessmore.core.condense.registry import resolve_reducer
-from lessmore.core.costs import costs
+from lessmore.core.costs import costs, taken_steps
+from lessmore.core.encoder import encode
 from lessmore.core.text import TextTower
-from lessmore.core.vit import BlockShape, ViTShape
+from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.methods import Setup, make_method
+from lessmore.methods.resolve import fit_to_tower
 from lessmore.models.shapes import SHAPES
 from tests.methods.test_registry import small_options
+from tests.random_towers import SHAPES as SMALL
 from tests.random_towers import make_text, make_vit
 
 B16, L14 = SHAPES["ViT-B-16"], SHAPES["ViT-L-14"]
@@ -187,3 +190,27 @@ def test_real_shapes_agree_with_torchs_counter(name: str, method: str) -> None:
             one.predict(images[1])
     expected = costs(vision, chosen.condensation, chosen.adaptation if method == "tca" else None, 3)
     assert counter.get_total_flops() == pytest.approx(2 * expected.macs, rel=0.001)
+
+
+@pytest.mark.parametrize("R", [1.0, 0.7])
+def test_every_shape_in_full_size_is_counted_exactly(R: float) -> None:
+    for name, (vision, _) in SHAPES.items():
+        with torch.device("meta"):
+            vit, pixels = ViT(vision).requires_grad_(False), torch.zeros(1, 3, *[vision.image_size] * 2)
+        condensation = fit_to_tower(preset("default", R=R), vision).condensation
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            encode(vit, pixels, condensation)
+        assert counter.get_total_flops() == 2 * costs(vision, condensation, classes=0).macs, name
+
+
+@pytest.mark.parametrize(
+    ("reducer", "summary"), [*((name, "mean") for name in list_reducers()), ("tca", "attn_pool"), ("ats", "attn_pool")]
+)
+@pytest.mark.parametrize("shape", [name for name, shape in SMALL.items() if not shape.first])
+def test_towers_without_a_class_token_are_counted_exactly(shape: str, reducer: str, summary: TokenSummary) -> None:
+    vit = make_vit(SMALL[shape], dtype=torch.float32)
+    config = resolve_reducer(reducer, Condensation(R=0.7, layers=(1, 3), summary=summary))
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        steps = encode(vit, torch.randn(1, 3, *[vit.shape.image_size] * 2), config).steps
+    expected = costs(vit.shape, config, classes=0, plan=taken_steps(steps, len(vit.blocks)))
+    assert counter.get_total_flops() == 2 * expected.macs

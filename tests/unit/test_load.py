@@ -210,8 +210,10 @@ def _edit_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: _edit_config(f, model_type="siglip2"), "'siglip2' (NaFlex)"),
-        (lambda f: _edit_config(f, model_type="blip"), "'blip'"),
+        (lambda f: _edit_config(f, model_type="blip"), "a transformers model of type 'blip', cannot be imported"),
+        (lambda f: _edit_config(f, model_type="dinov3_vit"), "DINOv3, which has no text tower, cannot be imported"),
+        (lambda f: _edit_config(f, model_type="aimv2"), "AIMv2, whose blocks have RMSNorm, cannot be imported"),
+        (lambda f: _edit_config(f, model_type="tipsv2"), "TIPSv2, whose text tower masks its padding"),
         (lambda f: _edit_config(f, architectures=["CLIPForImageClassification"]), "CLIPForImageClassification"),
         (lambda f: (f / "config.json").unlink(), "holds no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "could not be read"),

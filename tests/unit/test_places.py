@@ -10,8 +10,8 @@ import torch
 from lessmore.config import Condensation
 from lessmore.core.condense.coreset import Condensed
 from lessmore.core.condense.registry import list_reducers, resolve_reducer
-from lessmore.core.condense.schedule import Stage
-from lessmore.core.encoder import encode
+from lessmore.core.condense.schedule import Stage, schedule
+from lessmore.core.encoder import encode, pass_block
 from lessmore.core.rope import Places, Rope
 from lessmore.core.vit import ViTShape
 from lessmore.engines import fused_tower
@@ -71,6 +71,24 @@ def test_the_choice_matters_exactly_where_tokens_are_merged(name: str) -> None:
     assert torch.equal(found["mean"], found["first"]) == (not merges)
     plain = make_vit(CLASS)
     assert torch.equal(*(encode(plain, images, replace(base, place=place)).feature for place in ("mean", "first")))
+
+
+@pytest.mark.parametrize("name", [name for name in list_reducers() if name != "none"])
+def test_class_token_and_registers_are_never_condensed(name: str) -> None:
+    vit, config = make_vit(PLACED), resolve_reducer(name, Condensation(R=0.6, layers=(1, 2, 3)))
+    for weight, value in vit.named_parameters():
+        if ".attn.out." in weight or ".mlp.down." in weight:
+            value.zero_()  # every block leaves tokens as they are, so that only condensing can change them
+    first, x, places, size = PLACED.first, vit.embed(make_images(2)), vit.places(), None
+    before = x[:, :first]
+    for block, stage in zip(vit.blocks, schedule(PLACED.patches, len(vit.blocks), config), strict=True):
+        behind = pass_block(block, x, first, config, size, stage, None, places)
+        x, size, places = behind.x, behind.size, behind.places
+        torch.testing.assert_close(x[:, :first], before, rtol=0, atol=1e-12)
+        assert size is None or bool(torch.eq(size[:, :first], 1).all())
+        assert places is not None
+        assert not bool(places.at[:, :first].any())
+    assert x.shape[1] < PLACED.tokens
 
 
 @pytest.mark.parametrize(

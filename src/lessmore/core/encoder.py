@@ -113,8 +113,8 @@ def begin(vit: ViT, pixels: Tensor, config: Condensation) -> PrefixState:
         pixels: Preprocessed images, `[B, 3, H, W]`.
         config: How tokens will be condensed.
     """
-    plan = schedule(vit.shape.patches, len(vit.blocks), config)
     x, places = vit.embed(pixels), vit.places()
+    plan = schedule(x.shape[1] - vit.shape.first, len(vit.blocks), config)
     summaries: list[Tensor] = []
     for block, stage in zip(vit.blocks, plan, strict=True):
         if stage is not None:
@@ -133,7 +133,7 @@ def resume(vit: ViT, begun: PrefixState, config: Condensation, anchors: AnchorPr
         config: How tokens are condensed.
         anchors: Class anchors that guide condensing; None uses none.
     """
-    plan = schedule(vit.shape.patches, len(vit.blocks), config)
+    plan = schedule(begun.x.shape[1] - vit.shape.first, len(vit.blocks), config)
     x, size, places, summaries = begun.x, None, vit.places(), list(begun.summaries)
     steps: list[Step] = []
     for i in range(len(summaries), len(plan)):

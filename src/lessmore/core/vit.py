@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessmore.core.flexible import grid_positions
 from lessmore.core.rope import Places, Rope
 
 Pool = Literal["class", "map", "mean"]
@@ -83,11 +84,29 @@ class ViTShape:
     """The final LayerNorm acts on all tokens before pooling, not on the pooled vector."""
     projection: bool = True
     projection_bias: bool = False
+    flexible: bool = False
+    """Images may have any height and width of whole patches; `image_size` is that of the grid of learned positions."""
 
     @property
     def patches(self) -> int:
-        """Number n of patch tokens."""
+        """Number n of patch tokens; of a flexible tower, those of the grid of learned positions."""
         return (self.image_size // self.patch) ** 2
+
+    def takes(self, height: int, width: int) -> bool:
+        """Whether the tower takes images of a size.
+
+        Args:
+            height: In pixels.
+            width: In pixels.
+        """
+        if self.flexible:
+            return min(height, width) > 0 and height % self.patch == width % self.patch == 0
+        return height == width == self.image_size
+
+    @property
+    def size_text(self) -> str:
+        """Height and width of what it takes, for errors: `224, 224`, or `16·h, 16·w` with any h and w."""
+        return f"{self.patch}·h, {self.patch}·w" if self.flexible else f"{self.image_size}, {self.image_size}"
 
     @property
     def first(self) -> int:
@@ -275,12 +294,14 @@ class ViT(nn.Module):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Preprocessed images [B, 3, H, W] → tokens [B, N, D]: class token, registers, then patches."""
-        x = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        x = self.patch_embed(pixels)
+        positions = grid_positions(self.positions, *x.shape[2:]) if self.shape.flexible else self.positions
+        x = x.flatten(2).transpose(1, 2)
         if self.registers is not None:
             x = torch.cat([self.registers.expand(len(x), -1, -1), x], dim=1)
         if self.class_embed is not None:
             x = torch.cat([self.class_embed.expand(len(x), 1, -1), x], dim=1)
-        return self.norm_pre(x + self.positions)
+        return self.norm_pre(x + positions)
 
     def places(self) -> Places | None:
         """Where the tokens of every image lie before any is condensed; None where the tower does not turn by places."""

@@ -86,6 +86,8 @@ def graph_unusable(method: str, vision: ViT, condensation: Condensation) -> str 
         vision: The tower, on its device and in its precision.
         condensation: How it condenses.
     """
+    if vision.shape.flexible:
+        return "the model gives every image a shape of its own (NaFlex)"
     if not vision.positions.is_cuda:
         return "the model is not on a CUDA device"
     if method not in _CAPTURED:

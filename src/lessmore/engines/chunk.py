@@ -23,6 +23,7 @@ from lessmore.core.condense.schedule import schedule
 from lessmore.core.costs import Accounting
 from lessmore.core.debias import StreamMean
 from lessmore.core.encoder import Encoded, PrefixState
+from lessmore.core.flexible import require_one_shape
 from lessmore.core.reservoir import ready_anchors, reliability
 from lessmore.engines import graph_unusable
 from lessmore.engines.anchor_prediction import Forecast, used
@@ -107,6 +108,7 @@ class Chunk:
         """
         self.setup, self.sizes = setup, sizes
         vision, condensation = setup.vision, setup.preset.condensation
+        require_one_shape(vision.shape.flexible, "engine 'chunk'", "take engine='eager' or 'cpu'")
         plan = schedule(vision.shape.patches, len(vision.blocks), condensation)
         self.guided = condensation.uses_anchor and any(stage is not None for stage in plan[1:])
         fastest = split_encoder(vision, condensation)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lessmore.core.correction import probabilities
+from lessmore.core.flexible import require_one_shape
 from lessmore.core.stream import EMPTY, from_named
 from lessmore.errors import ConfigError, StateError
 from lessmore.methods.tca import TCA, step
@@ -133,6 +134,7 @@ def program_of(adapter: Adapter) -> torch.export.ExportedProgram:
         raise ConfigError(f"only method 'tca' can be exported, not {adapter.method_name!r}; use adapt(method='tca')")
     if adapter.preset.condensation.rule != "coreset":
         raise ConfigError("reducers that match or sample tokens cannot be exported; use tca, evit or none")
+    require_one_shape(adapter.vlm.vision.shape.flexible, "an exported step", "answer with the adapter itself")
     method = TCA(adapter._setup)
     side = adapter.vlm.vision.shape.image_size
     pixels = torch.zeros(1, 3, side, side, dtype=adapter.vlm.dtype, device=adapter.vlm.device)

@@ -104,6 +104,7 @@ def _unknown_part(shape: ViTShape) -> str | None:
     blocks = shape.blocks
     parts = {
         "turns queries and keys by places": shape.rope is not None,
+        "takes images of any shape": shape.flexible,
         "has register tokens": shape.registers > 0,
         "has gated MLPs": blocks.gated,
         "has norms inside its blocks' halves": blocks.inner_norm,

@@ -11,6 +11,7 @@ from torch import Tensor
 from lessmore.config import Ready
 from lessmore.core.correction import affinities
 from lessmore.core.debias import StreamMean
+from lessmore.core.flexible import require_one_shape
 from lessmore.core.reservoir import Placement, Reservoir, ready_anchors
 from lessmore.core.scoring import Anchors
 from lessmore.core.step import Operations, Sample, plain_admit, plain_observe, settle
@@ -102,6 +103,8 @@ class Multi:
     def __init__(self, setup: Setup, streams: int) -> None:
         if streams < 1:
             raise ConfigError(f"streams must be at least 1, not {streams}")
+        remedy = "give every stream an adapter of its own, with engine='eager' or 'cpu'"
+        require_one_shape(setup.vision.shape.flexible, "engine 'multi'", remedy)
         self.setup, self.streams = setup, streams
         self.prefix, self.rest = split_encoder(setup.vision, setup.preset.condensation)
         one = TCA(setup)

@@ -84,6 +84,8 @@ def _unusable(made: Method, method: str, setup: Setup) -> str | None:
         return f"the model is on {weights.device}; move it with device='cpu'"
     if weights.dtype != torch.float32:
         return f"the weights are {name_of(weights.dtype)}; load them in float32 and say precision='bfloat16' or 'int8'"
+    if setup.vision.shape.flexible:
+        return f"the model gives every image a shape of its own (NaFlex); {_INSTEAD} or 'eager'"
     if made.facts.needs_gradients:
         return f"method {method!r} needs gradients of the tower; {_INSTEAD}"
     if condensation.active and condensation.uses_anchor:

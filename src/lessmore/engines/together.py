@@ -47,22 +47,22 @@ def take_turn(images: Sequence[NextImage], together: bool = True) -> list[Answer
             else exactly.
     """
     answers: dict[int, Answered | NonFiniteError] = {}
-    for setup, group in _groups(images).items() if together else ():
+    for (vision, condensation, _), group in _groups(images).items() if together else ():
         if len(group) > 1:
-            answers |= zip(group, _encoded_together(setup, [images[i] for i in group]), strict=True)
+            answers |= zip(group, _encoded_together(vision, condensation, [images[i] for i in group]), strict=True)
     for i, one in enumerate(images):
         if i not in answers:
             answers[i] = _answer(partial(one.answerer.predict, one.pixels, one.track))
     return [answers[i] for i in range(len(images))]
 
 
-def _groups(images: Sequence[NextImage]) -> dict[tuple[ViT, Condensation], list[int]]:
-    """Places of images that may share a pass, by tower and condensing."""
-    groups: dict[tuple[ViT, Condensation], list[int]] = defaultdict(list)
+def _groups(images: Sequence[NextImage]) -> dict[tuple[ViT, Condensation, torch.Size], list[int]]:
+    """Places of images that may share a pass, by tower, condensing and shape."""
+    groups: dict[tuple[ViT, Condensation, torch.Size], list[int]] = defaultdict(list)
     for i, one in enumerate(images):
         setup = shared_setup(one.answerer)
         if setup is not None and len(one.pixels) == 1:
-            groups[setup.vision, setup.preset.condensation].append(i)
+            groups[setup.vision, setup.preset.condensation, one.pixels.shape].append(i)
     return groups
 
 
@@ -75,8 +75,10 @@ def shared_setup(answerer: Answerer) -> Setup | None:
     return None if setup.preset.condensation.rule == "sampling" else setup
 
 
-def _encoded_together(key: tuple[ViT, Condensation], images: Sequence[NextImage]) -> list[Answered | NonFiniteError]:
-    prefix, rest = split_encoder(*key)
+def _encoded_together(
+    vision: ViT, condensation: Condensation, images: Sequence[NextImage]
+) -> list[Answered | NonFiniteError]:
+    prefix, rest = split_encoder(vision, condensation)
     encoded = rest(prefix(torch.cat([one.pixels for one in images])), None)
     return [
         _answer(

@@ -160,7 +160,8 @@ class Shards:
         if not all(forms[name].fits(tensor) for name, tensor in tensors.items()):
             return False
         bounds = [((tensors["feature"].norm(dim=-1) - 1).abs() < 1e-3), tensors["kept"] >= 1]
-        bounds += [tensors["kept"] <= shape.tokens, *(t.abs() <= LARGEST for t in tensors.values())]
+        most = LARGEST if shape.flexible else shape.tokens
+        bounds += [tensors["kept"] <= most, *(t.abs() <= LARGEST for t in tensors.values())]
         return all(bool(bound.all()) for bound in bounds)
 
     def put(self, name: str, entry: CachedEncoding) -> None:

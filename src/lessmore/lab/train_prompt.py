@@ -126,8 +126,11 @@ class PromptTraining:
         return torch.stack([self.encoded[i] for i in numbers])
 
     def _encode(self, images: list[Tensor]) -> Tensor:
-        pixels = torch.stack(images).to(self.vlm.device, self.vlm.dtype)
-        return encode(self.vlm.vision, pixels).feature.to(self.frame.start.dtype)
+        alike = len({image.shape for image in images}) == 1
+        batches = [torch.stack(images)] if alike else [image.unsqueeze(0) for image in images]
+        vlm = self.vlm
+        features = [encode(vlm.vision, pixels.to(vlm.device, vlm.dtype)).feature for pixels in batches]
+        return torch.cat(features).to(self.frame.start.dtype)
 
     def _loss(self, feature: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of labels `[B]` for images with features `[B, E]` under the learned prompts."""

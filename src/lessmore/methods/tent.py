@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lessmore.core.costs import Accounting
 from lessmore.core.encoder import Encoded, encode
+from lessmore.core.flexible import require_one_shape
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
 from lessmore.errors import ConfigError
@@ -116,6 +117,8 @@ class Tent:
     """What the optimiser remembers of every affine: the name in a saved state, and the optimiser's."""
 
     def __init__(self, setup: Setup, options: TentOptions) -> None:
+        name = type(self).__name__.lower()
+        require_one_shape(setup.vision.shape.flexible, f"method {name!r}", "take method 'tca'")
         self.setup = setup
         self.options = options
         self.tower = with_own_norms(setup.vision)

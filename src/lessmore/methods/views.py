@@ -61,16 +61,16 @@ class ViewEnsemble(Episodic, Generic[Options]):
         self.facts = Facts(training_free=True, kind="episodic", views=options.views)
 
     def views(self, image: PIL.Image.Image | Tensor, seed: int) -> Tensor:
-        """The plain image and random crops of it, `[V, 3, S, S]`.
+        """The plain image and random crops of it, `[V, 3, S, T]`.
 
         Args:
-            image: RGB, or preprocessed pixels `[3, S, S]`.
+            image: RGB, or preprocessed pixels `[3, S, T]`.
             seed: Seeds the crops, together with the image.
         """
         return make_views(self.setup.model, image, seed, self.options)
 
     def predict(self, pixels: Tensor) -> Outcome:
-        """Answer one image, given its views `[V, 3, S, S]`."""
+        """Answer one image, given its views `[V, 3, S, T]`."""
         encoded = encode(self.setup.vision, pixels, self.setup.preset.condensation)
         logits = zero_shot_logits(encoded, self.setup.text, self.setup.logit_scale)
         scores = self.combine(encoded.feature, logits)
@@ -89,11 +89,11 @@ class ViewEnsemble(Episodic, Generic[Options]):
 def make_views(
     vlm: VLM, image: PIL.Image.Image | Tensor, seed: int, options: ViewOptions, mixed: bool = False
 ) -> Tensor:
-    """The plain image and random views of it, `[V, 3, S, S]`, in the tower's precision on its device.
+    """The plain image and random views of it, `[V, 3, S, T]`, in the tower's precision on its device.
 
     Args:
         vlm: The model; its preprocessing and device are used.
-        image: RGB, or preprocessed pixels `[3, S, S]`, from which the crops are then cut.
+        image: RGB, or preprocessed pixels `[3, S, T]`, from which the crops are then cut.
         seed: Seeds the crops, together with the image.
         options: How many views, and how small their crops may be.
         mixed: Apply AugMix to the crops.
@@ -106,7 +106,7 @@ def make_views(
         plain = vlm.preprocess(image)
         levels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     draw = torch.Generator().manual_seed(content_seed(levels, seed))
-    levels, size = levels.to(vlm.device).float(), vlm.vision.shape.image_size
+    levels, size = levels.to(vlm.device).float(), (plain.shape[1], plain.shape[2])
     crops = torch.stack([random_crop(levels, size, options.smallest, draw) for _ in range(options.views - 1)])
     if mixed:
         crops = augmix(crops, draw)
@@ -121,12 +121,12 @@ def first_view_steps(steps: list[Step]) -> list[Step]:
     ]
 
 
-def random_crop(levels: Tensor, size: int, smallest: float, draw: torch.Generator) -> Tensor:
-    """A random crop in whole levels, `[3, size, size]`, flipped with probability ½.
+def random_crop(levels: Tensor, size: tuple[int, int], smallest: float, draw: torch.Generator) -> Tensor:
+    """A random crop in whole levels, `[3, S, T]`, flipped with probability ½.
 
     Args:
         levels: The image, `[3, H, W]` in levels 0…255.
-        size: Pixels on a side of the result.
+        size: Height S and width T of the result, in pixels.
         smallest: Least fraction of the image's area that a crop covers.
         draw: Generator on the CPU, from which everything random comes.
     """
@@ -150,9 +150,9 @@ def _box(tries: list[list[float]], height: int, width: int, smallest: float) -> 
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _resized(crop: Tensor, size: int) -> Tensor:
-    """`[3, h, w]` → `[3, size, size]`, bilinear with a wider filter when shrinking (as Pillow does)."""
-    return F.interpolate(crop[None], (size, size), mode="bilinear", antialias=True)[0].round()
+def _resized(crop: Tensor, size: tuple[int, int]) -> Tensor:
+    """`[3, h, w]` → `[3, S, T]`, bilinear with a wider filter when shrinking (as Pillow does)."""
+    return F.interpolate(crop[None], size, mode="bilinear", antialias=True)[0].round()
 
 
 def content_seed(levels: Tensor, seed: int) -> int:

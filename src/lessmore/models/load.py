@@ -20,16 +20,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from lessmore.assets import MODELS
+from lessmore.core.vit import ViTShape
 from lessmore.errors import ConfigError, ModelError, unknown
 from lessmore.models.devices import choose_device, choose_dtype
 from lessmore.models.embedded import load_embedded
 from lessmore.models.preprocess import Preprocess
 from lessmore.models.towers import Towers, import_model, is_a
+from lessmore.models.towers.refused import refusal_of
 from lessmore.models.towers.weights import unsupported_model
 from lessmore.models.vlm import VLM, Tokenizer, Transform
 from lessmore.models.weights_alone import with_weights
 
-_HF_CLASSES = {"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "siglip": "SiglipModel"}
+_HF_CLASSES = {
+    "clip": "CLIPModel",
+    "metaclip_2": "MetaClip2Model",
+    "siglip": "SiglipModel",
+    "siglip2": "Siglip2Model",
+}
 _CLIP_VOCAB, _CLIP_CONTEXT = 49408, 77
 
 
@@ -65,8 +72,8 @@ def load(
     stored in.
 
     Args:
-        model: An open_clip model, a transformers `CLIPModel`, `MetaClip2Model` or `SiglipModel`, an embedded model
-            such as `tiny`, `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as
+        model: An open_clip model, a transformers `CLIPModel`, `MetaClip2Model`, `SiglipModel` or `Siglip2Model`, an
+            embedded model such as `tiny`, `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as
             `openai/clip-vit-base-patch16`, a folder with `config.json` or `open_clip_config.json` and safetensors, a
             `VLM`, or with `architecture` a state dict or the path of a safetensors file.
         tokenizer: A transformers tokenizer or processor, or a function from texts to ids `[B, T]`; None finds the
@@ -147,10 +154,12 @@ def _from_object(model: nn.Module, tokenizer: Any, preprocess: Any, name: str | 
         preprocess = tokenizer
     home = str(getattr(model, "name_or_path", "") or "")
     tokens = _tokenizer(tokenizer, towers, home)
-    pixels = _preprocess(preprocess, model, home)
-    if isinstance(pixels, Preprocess) and pixels.size != towers.vision.shape.image_size:
+    shape = towers.vision.shape
+    pixels = _preprocess(preprocess, model, home, shape.patch if shape.flexible else None)
+    if isinstance(pixels, Preprocess) and not _fits(pixels, shape):
+        kept = f" in their own shape and patches of {pixels.patch}" if pixels.mode == "keep" else ""
         raise ConfigError(
-            f"preprocess makes images of {pixels.size} pixels, the model takes {towers.vision.shape.image_size}; "
+            f"preprocess makes images of {pixels.size} pixels{kept}, the model takes {shape.size_text}; "
             "pass the preprocessing that belongs to the model"
         )
     label = name or home or type(model).__name__
@@ -181,7 +190,13 @@ def _tokenizer(tokenizer: Any, towers: Towers, home: str) -> Tokenizer:
     )
 
 
-def _preprocess(preprocess: Any, model: Any, home: str) -> Transform:
+def _fits(preprocess: Preprocess, shape: ViTShape) -> bool:
+    if preprocess.mode == "keep":
+        return shape.flexible and preprocess.patch == shape.patch
+    return shape.takes(preprocess.size, preprocess.size)
+
+
+def _preprocess(preprocess: Any, model: Any, home: str, patch: int | None) -> Transform:
     if is_a(preprocess, "transformers", "ProcessorMixin"):
         preprocess = preprocess.image_processor
     if is_a(preprocess, "transformers", "ImageProcessingMixin"):
@@ -191,7 +206,7 @@ def _preprocess(preprocess: Any, model: Any, home: str) -> Transform:
         return function
     config = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
     if preprocess is None and config:
-        return Preprocess.from_open_clip(config)
+        return Preprocess.from_open_clip(config, patch)
     stored = _try(lambda: _image_config(home, local=False)) if preprocess is None and home else None
     if stored:
         return Preprocess.from_hf(stored)
@@ -254,8 +269,7 @@ def _hf_class(config: Mapping[str, Any], name: str) -> str:
     kind = config.get("model_type")
     cls = _HF_CLASSES.get(str(kind))
     if cls is None:
-        naflex = " (NaFlex)" if kind == "siglip2" else ""
-        raise unsupported_model(f"{name}, a transformers model of type {kind!r}{naflex},")
+        raise unsupported_model(f"{name}, {refusal_of(str(kind), f'a transformers model of type {kind!r},')}")
     if cls not in config.get("architectures", [cls]):
         raise unsupported_model(f"{name}, a {config['architectures'][0]},")
     return cls

@@ -50,6 +50,12 @@ def _siglip2(size: str, image: int, patch: int) -> Shapes:
     return _siglip(size, image, patch, _SIGLIP2_WORDS)
 
 
+def _naflex(size: str) -> Shapes:
+    """SigLIP 2 NaFlex; 256 positions are learned, and published for images of at most as many patches."""
+    vision, text = _siglip2(size, 256, 16)
+    return replace(vision, flexible=True), text
+
+
 def _giant_siglip2(image: int) -> Shapes:
     """Its vision tower is wider than the text tower, so it projects."""
     vision = siglip_vision_shape(BlockShape(1536, 40, 16, 6144, "gelu_tanh", 1e-6), image, 16)
@@ -119,6 +125,8 @@ SHAPES: dict[str, Shapes] = {
     "ViT-SO400M-16-SigLIP2-256": _siglip2("SO400M", 256, 16),
     "ViT-SO400M-16-SigLIP2-384": _siglip2("SO400M", 384, 16),
     "ViT-SO400M-16-SigLIP2-512": _siglip2("SO400M", 512, 16),
+    "ViT-B-16-SigLIP2-naflex": _naflex("B"),
+    "ViT-SO400M-16-SigLIP2-naflex": _naflex("SO400M"),
     "ViT-gopt-16-SigLIP2-256": _giant_siglip2(256),
     "ViT-gopt-16-SigLIP2-384": _giant_siglip2(384),
     "PE-Core-T-16-384": _perception(384, 16, 192, 12, 3, 512, _text(512, 12, 512, context=32)),

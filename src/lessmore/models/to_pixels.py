@@ -73,10 +73,11 @@ def _decoded(image: Image, bgr: bool) -> PIL.Image.Image | Tensor:
 
 
 def _checked(pixels: Tensor, vlm: VLM) -> Tensor:
-    size = vlm.vision.shape.image_size
-    if tuple(pixels.shape) != (3, size, size) or not pixels.is_floating_point():
+    shape = vlm.vision.shape
+    fits = pixels.ndim == 3 and len(pixels) == 3 and shape.takes(*pixels.shape[1:])
+    if not fits or not pixels.is_floating_point():
         raise ImageError(
-            f"the model takes float pixels [3, {size}, {size}], not {_describe(pixels)}; "
+            f"the model takes float pixels [3, {shape.size_text}], not {_describe(pixels)}; "
             "give a tensor of that shape, a uint8 one [3, H, W], or check your preprocess function"
         )
     if not pixels.isfinite().all():

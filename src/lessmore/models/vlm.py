@@ -64,15 +64,16 @@ class VLM:
         """Image features `[B, E]` of the whole, uncondensed tower.
 
         Args:
-            pixels: Preprocessed images `[B, 3, S, S]`.
+            pixels: Preprocessed images `[B, 3, S, S]`; of a tower that takes any shape, `[B, 3, H, W]`.
             normalize: Whether to scale every feature to length 1.
 
         Raises:
             ImageError: The shape is another.
         """
-        side = self.vision.shape.image_size
-        if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
-            raise ImageError(f"pixels have the shape {tuple(pixels.shape)}; preprocess them to [B, 3, {side}, {side}]")
+        shape = self.vision.shape
+        if pixels.ndim != 4 or pixels.shape[1] != 3 or not shape.takes(*pixels.shape[2:]):
+            wanted = f"[B, 3, {shape.size_text}]"
+            raise ImageError(f"pixels have the shape {tuple(pixels.shape)}; preprocess them to {wanted}")
         features: Tensor = self.vision(pixels.to(self.device, self.dtype))
         return F.normalize(features, dim=-1) if normalize else features
 

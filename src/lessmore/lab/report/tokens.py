@@ -45,7 +45,7 @@ PALETTE = (
 TINT = 0.6
 """Weight of a token's colour over the picture."""
 PANEL_SIDE = 192
-"""Panels are at least this wide, in pixels."""
+"""The longer side of a panel has at least as many pixels."""
 LEGEND = "black with lines: pruned; coloured: merged, one colour per token; otherwise kept"
 
 _GAP, _LINE, _SIZE = 8, 20, 14
@@ -66,7 +66,7 @@ def as_picture(image: Image.Image | Tensor) -> Image.Image:
 
 
 def as_seen(image: Image.Image, vlm: VLM) -> Image.Image:
-    """The square that the tower sees of an image.
+    """What the tower sees of an image: a square, or with images of any shape all of it.
 
     Args:
         image: RGB, of any size.
@@ -105,35 +105,44 @@ def cluster_colours(trace: SourceMap, row: int = 0) -> NDArray[np.int64]:
 def token_panels(
     image: Image.Image | Tensor, trace: SourceMap, side: int = PANEL_SIDE, row: int = 0
 ) -> list[Image.Image]:
-    """One square picture per condensing block.
+    """One picture per condensing block.
 
     Args:
-        image: The square that the tower saw.
+        image: What the tower saw of it, a square for most models.
         trace: What the condensing blocks did.
-        side: Width in pixels; rounded up to a multiple of the grid of patches.
+        side: Longer side in pixels; rounded up to a multiple of the grid of patches.
         row: Number of the image in the batch.
     """
-    grid = math.isqrt(trace.fate.shape[-1])
-    picture = _square(image, grid, side)
+    columns = _columns(image, trace.fate.shape[-1])
+    picture = _whole_cells(image, trace.fate.shape[-1], side)
     return [
-        _paint(picture, trace.fate[row, s].cpu().numpy(), colours)
+        _paint(picture, trace.fate[row, s].cpu().numpy(), colours, columns)
         for s, colours in enumerate(cluster_colours(trace, row))
     ]
 
 
-def _square(image: Image.Image | Tensor, grid: int, side: int) -> Image.Image:
-    """The picture resized so that every patch is a whole number of pixels wide."""
+def _columns(image: Image.Image | Tensor, patches: int) -> int:
+    """How many of the patches lie side by side in a picture; they are squares."""
     picture = as_picture(image)
-    if picture.width != picture.height:
-        raise ConfigError(f"the picture is {picture.width} x {picture.height}; give the square the model saw (as_seen)")
-    side = grid * math.ceil(side / grid)
-    resample = Image.Resampling.NEAREST if side % picture.width == 0 else Image.Resampling.BICUBIC
-    return picture.resize((side, side), resample)
+    columns = round(math.sqrt(patches * picture.width / picture.height))
+    rows = patches // max(columns, 1)
+    if rows * columns != patches or rows * picture.width != columns * picture.height:
+        size = f"{picture.width} x {picture.height}"
+        raise ConfigError(f"{patches} patches do not fill a picture of {size}; give what the model saw (as_seen)")
+    return columns
 
 
-def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64]) -> Image.Image:
-    """Blacken what is pruned or gone and tint what is merged; fate and colours are [n], row by row."""
-    grid = math.isqrt(len(fate))
+def _whole_cells(image: Image.Image | Tensor, patches: int, side: int) -> Image.Image:
+    """The picture resized so that every patch is a whole number of pixels wide."""
+    picture, columns = as_picture(image), _columns(image, patches)
+    cell = math.ceil(side / max(columns, patches // columns))
+    width, height = columns * cell, patches // columns * cell
+    resample = Image.Resampling.NEAREST if width % picture.width == 0 else Image.Resampling.BICUBIC
+    return picture.resize((width, height), resample)
+
+
+def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64], grid: int) -> Image.Image:
+    """Blacken what is pruned or gone and tint what is merged; fate and colours are [n], rows of `grid` patches."""
     cell = picture.width // grid
     pixels = np.asarray(picture).copy()
     for patch, (end, colour) in enumerate(zip(fate, colours, strict=True)):
@@ -159,34 +168,37 @@ def token_strip(image: Image.Image | Tensor, trace: SourceMap | None, line: str 
     """The original and its panels side by side, six to a line, with captions.
 
     Args:
-        image: The square that the tower saw.
+        image: What the tower saw of it, a square for most models.
         trace: What the condensing blocks did; None where nothing was condensed.
         line: A line of text below, such as `answers_line`.
         row: Number of the image in the batch.
     """
     if trace is None:
-        pictures, captions = [_square(image, 1, PANEL_SIDE)], ["original, nothing condensed"]
+        picture = as_picture(image)
+        width, height = (max(1, round(PANEL_SIDE * length / max(picture.size))) for length in picture.size)
+        pictures = [picture.resize((width, height), Image.Resampling.BICUBIC)]
+        captions = ["original, nothing condensed"]
     else:
         patches = trace.fate.shape[-1]
-        pictures = [_square(image, math.isqrt(patches), PANEL_SIDE), *token_panels(image, trace, row=row)]
+        pictures = [_whole_cells(image, patches, PANEL_SIDE), *token_panels(image, trace, row=row)]
         captions = [f"original: {patches} patches"]
         captions += [f"block {b}: {n} tokens left" for b, n in zip(trace.blocks, trace.left[row].tolist(), strict=True)]
     return _mount(pictures, captions, [line, "" if trace is None else LEGEND])
 
 
 def _mount(pictures: list[Image.Image], captions: list[str], lines: list[str]) -> Image.Image:
-    font, side = _font(), pictures[0].width
+    font, side, tall = _font(), max(PANEL_SIDE, pictures[0].width), pictures[0].height
     lines = [_drawable(text, font) for text in lines if text]
     across = min(_ACROSS, len(pictures))
     widest = max([across * (side + _GAP) - _GAP, *(math.ceil(font.getlength(text)) for text in lines)])
-    below = math.ceil(len(pictures) / _ACROSS) * (side + _LINE + _GAP) + _GAP
+    below = math.ceil(len(pictures) / _ACROSS) * (tall + _LINE + _GAP) + _GAP
     height = below + _LINE * len(lines) + _GAP
     sheet = Image.new("RGB", (widest + 2 * _GAP, height), "white")
     draw = ImageDraw.Draw(sheet)
     for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
-        left, top = _GAP + i % _ACROSS * (side + _GAP), _GAP + i // _ACROSS * (side + _LINE + _GAP)
+        left, top = _GAP + i % _ACROSS * (side + _GAP), _GAP + i // _ACROSS * (tall + _LINE + _GAP)
         sheet.paste(picture, (left, top))
-        draw.text((left, top + side + 4), _drawable(caption, font), fill=(60, 60, 60), font=font)
+        draw.text((left, top + tall + 4), _drawable(caption, font), fill=(60, 60, 60), font=font)
     for i, text in enumerate(lines):
         fill = (110, 110, 110) if text == LEGEND else (0, 0, 0)
         draw.text((_GAP, below + _LINE * i), text, fill=fill, font=font)

@@ -6,7 +6,17 @@ over.
 Read `hf_clip.py` first.
 """
 
-from lessmore.models.towers import hf_clip, hf_siglip, open_clip
+from lessmore.models.towers import hf_clip, hf_siglip, hf_siglip2, open_clip
 from lessmore.models.towers.registry import Family, Towers, import_model, is_a, register_family
 
-__all__ = ["Family", "Towers", "hf_clip", "hf_siglip", "import_model", "is_a", "open_clip", "register_family"]
+__all__ = [
+    "Family",
+    "Towers",
+    "hf_clip",
+    "hf_siglip",
+    "hf_siglip2",
+    "import_model",
+    "is_a",
+    "open_clip",
+    "register_family",
+]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lessmore.core.rope import Rope
 from lessmore.core.vit import BlockShape, ViT
-from lessmore.models.towers.timm import POOLS, TRUNK, finish_trunk, read_embedding
+from lessmore.models.towers.timm import POOLS, TRUNK, conv_sizes, finish_trunk, read_embedding
 from lessmore.models.towers.weights import Weights, activation_name, layer_norm_eps, square, the_one, unsupported_model
 
 
@@ -96,4 +96,4 @@ def import_eva(host: Any, weights: Weights) -> ViT:
     blocks = _block_shape(trunk, weights)
     out = _read_blocks(weights, blocks)
     read_embedding(trunk, weights, out)
-    return finish_trunk(trunk, weights, out, blocks, _rope(trunk))
+    return finish_trunk(trunk, weights, out, blocks, conv_sizes(trunk), _rope(trunk))

@@ -1,4 +1,7 @@
-"""transformers' SiglipModel, versions 4.57 to 5; SigLIP 2 checkpoints of fixed resolution are SiglipModels too."""
+"""transformers' SiglipModel, versions 4.57 to 5; SigLIP 2 checkpoints of fixed resolution are SiglipModels too.
+
+What the family shares with SigLIP 2 NaFlex (`hf_siglip2.py`) is public here.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from lessmore.models.towers.weights import (
     activation_name,
     build_text,
     build_vision,
+    patch_kernel,
     square,
     the_one,
     unsupported_model,
@@ -32,10 +36,19 @@ def _read_head(weights: Weights, out: dict[str, Tensor], width: int) -> None:
     weights.copy_into(out, names, source, target)
 
 
-def _check_head(host: Any, blocks: BlockShape) -> None:
+def check_head(host: Any, blocks: BlockShape) -> None:
+    """Refuse a transformers SigLIP tower whose MAP head is missing or unlike its blocks.
+
+    Args:
+        host: The vision tower.
+        blocks: Shape of its blocks.
+
+    Raises:
+        ModelError: There is none, or its heads or its activation are others.
+    """
     head = getattr(host, "head", None)
     if head is None:
-        raise unsupported_model("a SiglipModel without its pooling head (vision_use_head=False)")
+        raise unsupported_model("a SigLIP model without its pooling head (vision_use_head=False)")
     the_one((blocks.heads, head.attention.num_heads), "head counts")
     the_one((blocks.activation, activation_name(head.mlp.activation_fn)), "activations")
 
@@ -65,7 +78,7 @@ def siglip_vision_shape(blocks: BlockShape, image_size: int, patch: int) -> ViTS
 def _vision_shape(model: Any) -> ViTShape:
     host = model.vision_model
     blocks = block_shape(host)
-    _check_head(host, blocks)
+    check_head(host, blocks)
     patch = square(host.embeddings.patch_size, "patch size")
     return siglip_vision_shape(blocks, square(host.embeddings.image_size, "image size"), patch)
 
@@ -82,7 +95,8 @@ def siglip_text_shape(blocks: BlockShape, vocab: int, context: int, embed: int) 
     return TextShape(blocks, vocab, context, embed, causal=False, pool="last", projection_bias=True)
 
 
-def _text_shape(model: Any) -> TextShape:
+def siglip_text_of(model: Any) -> TextShape:
+    """Shape of the text tower of a transformers SigLIP model, read off its modules."""
     host = model.text_model
     tokens, positions = host.embeddings.token_embedding, host.embeddings.position_embedding
     return siglip_text_shape(block_shape(host), tokens.num_embeddings, positions.num_embeddings, host.head.out_features)
@@ -102,6 +116,7 @@ def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers
     seen = read_blocks(weights, "vision_model", vision.blocks.depth)
     names = {"patch_embed": "embeddings.patch_embedding", "norm_post": "post_layernorm"}
     weights.copy_into(seen, names, "vision_model.")
+    seen["patch_embed.weight"] = patch_kernel(seen["patch_embed.weight"], vision.patch)
     seen["positions"] = weights.take("vision_model.embeddings.position_embedding.weight")
     _read_head(weights, seen, vision.blocks.width)
     read = read_blocks(weights, "text_model", text.blocks.depth)
@@ -116,4 +131,4 @@ def siglip_towers(vision: ViTShape, text: TextShape, weights: Weights) -> Towers
 @register_family("transformers-siglip", lambda model: is_a(model, "transformers", "SiglipModel"))
 def import_siglip(model: nn.Module) -> Towers:
     """Our towers around a transformers SiglipModel."""
-    return siglip_towers(_vision_shape(model), _text_shape(model), Weights(model.state_dict()))
+    return siglip_towers(_vision_shape(model), siglip_text_of(model), Weights(model.state_dict()))

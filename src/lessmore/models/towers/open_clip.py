@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lessmore.core.text import TextPool, TextShape, TextTower
 from lessmore.core.vit import BlockShape, Pool, ViT, ViTShape
 from lessmore.errors import ModelError
-from lessmore.models.towers import eva, timm
+from lessmore.models.towers import eva, naflex, timm
 from lessmore.models.towers.registry import Towers, is_a, register_family
 from lessmore.models.towers.weights import (
     Weights,
@@ -90,7 +90,9 @@ def _vision(host: Any, weights: Weights) -> ViT:
     if is_a(host, "open_clip", "VisionTransformer"):
         return _native_vision(host, weights)
     if is_a(host, "open_clip", "TimmModel"):
-        return eva.import_eva(host, weights) if is_a(host.trunk, "timm", "Eva") else timm.import_trunk(host, weights)
+        kinds = {"Eva": eva.import_eva, "NaFlexVit": naflex.import_naflex}
+        read = next((read for kind, read in kinds.items() if is_a(host.trunk, "timm", kind)), timm.import_trunk)
+        return read(host, weights)
     raise unsupported_model(f"an open_clip model with a {type(host).__name__} vision tower")
 
 

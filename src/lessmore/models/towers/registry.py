@@ -10,6 +10,7 @@ from torch import nn
 
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
+from lessmore.models.towers.refused import refusal_of
 from lessmore.models.towers.weights import unsupported_model
 from lessmore.registry import Registry
 
@@ -86,4 +87,5 @@ def import_model(model: nn.Module) -> Towers:
     for family in (FAMILIES.find(name) for name in FAMILIES.names() if name not in own):
         if family.detect(model):
             return family.importer(model)
-    raise unsupported_model(f"a {type(model).__module__}.{type(model).__qualname__}")
+    kind = type(model)
+    raise unsupported_model(refusal_of(kind.__name__, f"a {kind.__module__}.{kind.__qualname__}"))

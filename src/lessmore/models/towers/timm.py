@@ -24,7 +24,19 @@ POOLS: dict[str, Pool] = {"map": "map", "token": "class", "avg": "mean"}
 TRUNK = "visual.trunk."
 
 
-def _block_shape(trunk: Any, layer_scale: bool) -> BlockShape:
+def trunk_block_shape(trunk: Any, weights: Weights) -> BlockShape:
+    """Shape of the blocks of a plain timm trunk.
+
+    Args:
+        trunk: The timm model.
+        weights: The weights of the whole open_clip model.
+
+    Raises:
+        ModelError: The blocks differ, or are of another kind.
+    """
+    kind = the_one((type(block).__name__ for block in trunk.blocks), "blocks")
+    if kind != "Block":
+        raise unsupported_model(f"a timm tower of {kind} blocks")
     up = trunk.blocks[0].mlp.fc1
     return BlockShape(
         width=up.in_features,
@@ -33,11 +45,20 @@ def _block_shape(trunk: Any, layer_scale: bool) -> BlockShape:
         mlp=up.out_features,
         activation=the_one((activation_name(block.mlp.act) for block in trunk.blocks), "activations"),
         eps=layer_norm_eps(trunk),
-        layer_scale=layer_scale,
+        layer_scale=weights.has(f"{TRUNK}blocks.0.ls1.gamma"),
     )
 
 
-def _read_blocks(weights: Weights, shape: BlockShape) -> dict[str, Tensor]:
+def read_trunk_blocks(weights: Weights, shape: BlockShape) -> dict[str, Tensor]:
+    """Weights of all blocks of a plain timm trunk under our names.
+
+    Args:
+        weights: The weights of the whole open_clip model.
+        shape: Shape of the blocks.
+
+    Raises:
+        ModelError: A weight is missing, or q, k and v are apart.
+    """
     names = {"norm1": "norm1", "norm2": "norm2", "attn.out": "attn.proj", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
     out: dict[str, Tensor] = {}
     for i in range(shape.depth):
@@ -86,9 +107,6 @@ def _check(trunk: Any) -> None:
         raise unsupported_model("a timm tower whose pooling leaves its class token out")
     if not isinstance(getattr(trunk.patch_embed, "proj", None), nn.Conv2d):
         raise unsupported_model("a timm hybrid, whose patches leave a stack of convolutions,")
-    block = type(trunk.blocks[0]).__name__
-    if block != "Block":
-        raise unsupported_model(f"a timm tower of {block} blocks")
 
 
 def read_embedding(trunk: Any, weights: Weights, out: dict[str, Tensor]) -> None:
@@ -118,8 +136,20 @@ def read_embedding(trunk: Any, weights: Weights, out: dict[str, Tensor]) -> None
         weights.copy_into(out, {"norm_pre": "norm_pre"}, TRUNK)
 
 
+def conv_sizes(trunk: Any) -> tuple[int, int]:
+    """Sides of image and patch of a timm trunk with a convolution for its patches, in pixels."""
+    embed = trunk.patch_embed
+    return square(embed.img_size, "image size"), square(embed.patch_size, "patch size")
+
+
 def finish_trunk(
-    trunk: Any, weights: Weights, out: dict[str, Tensor], blocks: BlockShape, rope: Rope | None = None
+    trunk: Any,
+    weights: Weights,
+    out: dict[str, Tensor],
+    blocks: BlockShape,
+    sizes: tuple[int, int],
+    rope: Rope | None = None,
+    flexible: bool = False,
 ) -> ViT:
     """Take everything after the last block, and build our tower.
 
@@ -128,7 +158,9 @@ def finish_trunk(
         weights: The weights of the whole open_clip model.
         out: Our weights by name, all but those after the last block.
         blocks: What the blocks look like.
+        sizes: Sides of image and patch, in pixels.
         rope: How the tower turns by places; None where it does not.
+        flexible: Whether images may have any shape.
     """
     normed = weights.has(f"{TRUNK}norm.weight")
     weights.copy_into(out, {"norm_post": "norm" if normed else "fc_norm"}, TRUNK)
@@ -139,8 +171,8 @@ def finish_trunk(
     projection = out.get("projection.weight")
     shape = ViTShape(
         blocks=blocks,
-        image_size=square(trunk.patch_embed.img_size, "image size"),
-        patch=square(trunk.patch_embed.patch_size, "patch size"),
+        image_size=sizes[0],
+        patch=sizes[1],
         embed=blocks.width if projection is None else len(projection),
         class_token="class_embed" in out,
         registers=len(out["registers"]) if "registers" in out else 0,
@@ -152,6 +184,7 @@ def finish_trunk(
         norm_then_pool=pool != "class" and normed,
         projection=projection is not None,
         projection_bias="projection.bias" in out,
+        flexible=flexible,
     )
     return build_vision(shape, out)
 
@@ -179,7 +212,7 @@ def import_trunk(host: Any, weights: Weights) -> ViT:
     """
     trunk = host.trunk
     _check(trunk)
-    blocks = _block_shape(trunk, weights.has(f"{TRUNK}blocks.0.ls1.gamma"))
-    out = _read_blocks(weights, blocks)
+    blocks = trunk_block_shape(trunk, weights)
+    out = read_trunk_blocks(weights, blocks)
     read_embedding(trunk, weights, out)
-    return finish_trunk(trunk, weights, out, blocks)
+    return finish_trunk(trunk, weights, out, blocks, conv_sizes(trunk))

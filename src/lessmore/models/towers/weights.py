@@ -15,7 +15,7 @@ from lessmore.errors import ModelError
 
 SUPPORTED = (
     "supported are plain vision transformers with a plain text transformer: open_clip's own ViTs, its timm ViTs "
-    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel, MetaClip2Model and SiglipModel"
+    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel, MetaClip2Model, SiglipModel and Siglip2Model"
 )
 T = TypeVar("T")
 
@@ -114,6 +114,17 @@ def activation_name(function: Callable[[Tensor], Tensor]) -> str:
         if torch.allclose(ours(x), y, rtol=0, atol=1e-6):
             return name
     raise unsupported_model(f"a model with the activation {function}")
+
+
+def patch_kernel(weight: Tensor, patch: int) -> Tensor:
+    """The kernel of a convolution that embeds patches, `[D, 3, patch, patch]`, without a copy.
+
+    Args:
+        weight: Such a kernel, or the weight of a linear layer on the pixels of a patch, row by row with the three
+            colours of a pixel together, `[D, patch · patch · 3]`.
+        patch: Side of a patch, in pixels.
+    """
+    return weight if weight.ndim == 4 else weight.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2)
 
 
 def square(size: Any, what: str) -> int:

@@ -129,7 +129,7 @@ def _tokens(steps: list[Step]) -> dict[str, Any] | None:
 
 
 def _picture(pixels: Tensor, vlm: VLM) -> Image.Image:
-    """The square that the tower saw.
+    """What the tower saw.
 
     Args:
         pixels: Preprocessed, `[3, H, W]`.

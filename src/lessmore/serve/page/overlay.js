@@ -8,27 +8,35 @@ const PALETTE = [
 const PRUNED = 2; // this and above: the patch is gone
 const TINT = 0.6;
 
-// The square that the tower sees: the middle of the picture, or all of it pressed into a square.
+// What the tower sees: the middle of the picture, or all of it; the canvas is a square either way.
 export function paint(canvas, picture, square) {
   const context = canvas.getContext("2d");
   const { width, height } = picture;
   const side = Math.min(width, height);
-  const [x, y, w, h] = square === "squash" ? [0, 0, width, height] : [(width - side) / 2, (height - side) / 2, side, side];
+  const [x, y, w, h] = square === "squash" || square === "keep" ? [0, 0, width, height] : [(width - side) / 2, (height - side) / 2, side, side];
   context.imageSmoothingEnabled = side > canvas.width / 2;
   context.globalAlpha = 1;
   context.drawImage(picture, x, y, w, h, 0, 0, canvas.width, canvas.height);
 }
 
-export function overlay(canvas, tokens, block) {
+// Patches side by side, where they are squares and fill a picture of this width over height.
+function columnsOf(patches, ratio) {
+  const miss = (columns) => Math.abs(Math.log((columns * columns) / (patches * ratio)));
+  let best = 1;
+  for (let n = 2; n <= patches; n += 1) if (patches % n === 0 && miss(n) < miss(best)) best = n;
+  return best;
+}
+
+export function overlay(canvas, tokens, block, ratio) {
   const context = canvas.getContext("2d");
   const fates = tokens.fate[block], colours = tokens.colour[block];
-  const grid = Math.round(Math.sqrt(fates.length)), cell = canvas.width / grid;
+  const grid = columnsOf(fates.length, ratio), wide = canvas.width / grid, high = (canvas.height * grid) / fates.length;
   fates.forEach((fate, patch) => {
     if (fate < PRUNED && colours[patch] < 0) return;
     context.globalAlpha = fate < PRUNED ? TINT : 1;
     context.fillStyle = fate < PRUNED ? PALETTE[colours[patch] % PALETTE.length] : "#000";
-    const [left, top] = [(patch % grid) * cell, Math.floor(patch / grid) * cell];
-    const [right, bottom] = [left + cell, top + cell].map(Math.round);
+    const [left, top] = [(patch % grid) * wide, Math.floor(patch / grid) * high];
+    const [right, bottom] = [left + wide, top + high].map(Math.round);
     context.fillRect(Math.round(left), Math.round(top), right - Math.round(left), bottom - Math.round(top));
   });
   context.globalAlpha = 1;

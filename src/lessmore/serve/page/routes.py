@@ -53,7 +53,7 @@ class StreamGlance(BaseModel):
     frame: str | None
     """The image as the tower saw it, where the operator keeps thumbnails."""
     square: str | None
-    """How the tower's square is cut from an image, `crop` or `squash`."""
+    """How the tower sees an image: `crop` the middle square, `squash` it into one, or `keep` its shape."""
     tokens: dict[str, Any] | None
     """Fate of every patch after every condensing block, and the colour of its token."""
     votes: list[dict[str, Any]]

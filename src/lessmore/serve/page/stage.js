@@ -67,7 +67,8 @@ async function pictureOf(stream) {
   if (bitmapSeq === look.seq || (!own && !look.frame)) return;
   const seq = look.seq;
   bitmap = await createImageBitmap(own || dataBlob(look.frame));
-  bitmap.cut = own ? look.square : "squash"; // what the server keeps is the square already
+  bitmap.cut = own ? look.square : "squash"; // what the server keeps is what the tower saw
+  bitmap.ratio = own && look.square !== "keep" ? 1 : bitmap.width / bitmap.height;
   bitmapSeq = seq;
 }
 
@@ -100,7 +101,7 @@ function drawPicture() {
     block = Math.min(block, tokens.blocks.length - 1);
     find("block").value = block;
     say(find("block-text"), String(tokens.blocks[block]));
-    if (withTokens && (fits || !bitmap)) overlay(canvas, tokens, block);
+    if (withTokens && (fits || !bitmap)) overlay(canvas, tokens, block, bitmap ? bitmap.ratio : 1);
   }
   find("tokens").disabled = look !== null && !tokens;
   find("block-label").hidden = find("tokens-key").hidden = !withTokens || !tokens;

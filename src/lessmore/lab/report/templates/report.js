@@ -277,14 +277,22 @@
 
   function drawPicture(found) {
     const patches = found.maps?.[0].length ?? 1;
-    const grid = Math.round(Math.sqrt(patches));
+    const grid = columnsOf(patches, picture.width / picture.height);
     const cell = Math.ceil(400 / grid);
     const canvas = $("canvas");
-    canvas.width = canvas.height = grid * cell;
+    [canvas.width, canvas.height] = [grid * cell, (patches / grid) * cell];
     const pen = canvas.getContext("2d");
     pen.imageSmoothingEnabled = picture.width > 96;
     pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
     if (block) paint(pen, found.maps[block - 1], grid, cell);
+  }
+
+  /** Patches side by side in a picture of this width over height; they are squares, and fill it. */
+  function columnsOf(patches, ratio) {
+    const miss = (columns) => Math.abs(Math.log((columns * columns) / (patches * ratio)));
+    let best = 1;
+    for (let n = 2; n <= patches; n += 1) if (patches % n === 0 && miss(n) < miss(best)) best = n;
+    return best;
   }
 
   function paint(pen, map, grid, cell) {
