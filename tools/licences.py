@@ -39,6 +39,7 @@ _BUNDLED = {
     r"lib(avcodec|avformat|avutil|avdevice|avfilter|swscale|swresample)[.-]": "LGPL-2.1 or later",
     r"libQt5": "LGPL-3.0",
     r"libx26[45]": "GPL-2.0",
+    r"libzmq[.-]": "MPL-2.0",
 }
 """Shared libraries under copyleft that wheels contain, by the names of their files."""
 _NVIDIA = re.compile(r"(nvidia|cuda)-")
@@ -47,7 +48,7 @@ _NVIDIA = re.compile(r"(nvidia|cuda)-")
 _INTRODUCTION = """# Licences
 
 lessmore is under Apache-2.0. `tools/licences.py --write` writes this page from the metadata of what
-`make test` installs, and `make lint` checks it: no package of the base install may be under the GPL or AGPL, and every
+`make test` and `make docs` install, and `make lint` checks it: no package of the base install may be under the GPL or AGPL, and every
 package that is not permissive must stand here. All others are under MIT, BSD, Apache, ISC, PSF or similar licences;
 `python tools/licences.py` lists them.
 
@@ -68,7 +69,7 @@ class Package(NamedTuple):
 
 def installed() -> list[Package]:
     """Every installed package that lessmore or one of its extras needs, by name."""
-    base, every = needed("lessmore"), needed("lessmore", ["dev", "all"])
+    base, every = needed("lessmore"), needed("lessmore", ["dev", "all", "docs"])
     found = {key_of(one.name): one for one in distributions() if one.name and key_of(one.name) in every - {"lessmore"}}
     return [_package(one, key in base) for key, one in sorted(found.items())]
 
