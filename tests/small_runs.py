@@ -25,6 +25,17 @@ def draw_folder(folder: Path, images: int, seed: int = 5) -> Path:
     return folder
 
 
+def draw_set(root: Path, folder: str, split: str, seed: int, images: int) -> None:
+    """A registered data set of drawn images."""
+    drawn = draw_folder(root / folder, images, seed)
+    rows = [
+        [f"{path.parent.name}/{path.name}", NAMES.index(path.parent.name.replace("_", " ")), path.parent.name]
+        for path in sorted(drawn.glob("*/*.png"))
+    ]
+    unseen = [["none.png", label, name.replace(" ", "_")] for label, name in enumerate(NAMES)]
+    (root / split).write_text(json.dumps({"train": unseen, "val": [], "test": rows}))
+
+
 def only_run(output: Path) -> Path:
     """The one run's folder."""
     (header,) = output.glob("*/spec.json")

@@ -343,7 +343,8 @@ def adapt(
         model: Whatever `lessmore.load` takes.
         classes: Class names; predictions carry them unchanged, prompts say `car_side` as "car side". A mapping from
             groups to names, or pairs of a group and names, gives groups, and predictions then answer on both levels.
-        templates: A named set of prompt templates, or strings with `{}`.
+        templates: A named set of prompt templates, `family` for the set that models of this family are published with,
+            or strings with `{}`.
         method: One of `list_methods()`.
         preset: One of `list_presets()`.
         R: Kept fraction of the tokens; None means the preset's, 0.9 for `default`.
@@ -385,6 +386,6 @@ def adapt(
     chosen = resolve(method, preset, R, reducer, options, vlm.vision.shape, stream)
     known = class_list(vlm, classes, templates, cache)
     more: dict[str, Any] = {"precision": precision, "calibration": calibration_for(precision, calibrate, vlm)}
-    more |= {"templates": template_texts(templates), "options": chosen.options, "groups": known.groups}
+    more |= {"templates": template_texts(known.templates), "options": chosen.options, "groups": known.groups}
     setup = Setup(vlm.vision, known.text, vlm.logit_scale, chosen.preset, vlm, known.names, **more)
     return Adapter(known, setup, method, seed, engine, unknown)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import string
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
+from typing import Any
 
 from lessmore.errors import ConfigError, unknown
 
@@ -15,13 +17,28 @@ Templates = str | Sequence[Template]
 
 
 @functools.cache
-def _named_sets() -> dict[str, list[str]]:
-    text = resources.files("lessmore").joinpath("templates.json").read_text(encoding="utf-8")
-    sets: dict[str, list[str]] = json.loads(text)["sets"]
-    return sets
+def _facts() -> Any:
+    return json.loads(resources.files("lessmore").joinpath("templates.json").read_text(encoding="utf-8"))
 
 
-TEMPLATES: dict[str, list[str]] = _named_sets()
+TEMPLATES: dict[str, list[str]] = _facts()["sets"]
+FAMILY = "family"
+"""In place of a set's name: the one that models of the family are published with."""
+FAMILY_TEMPLATES: dict[str, str] = _facts()["families"]
+
+
+def templates_for(templates: Templates, family: str) -> Templates:
+    """Templates as they were asked for, with `family` replaced by the name of the family's set.
+
+    Args:
+        templates: Whatever `resolve_templates` takes, or `family`.
+        family: The model's family, such as `clip` or `siglip`.
+
+    Examples:
+        >>> templates_for("family", "siglip")
+        'sentence'
+    """
+    return FAMILY_TEMPLATES[family] if templates == FAMILY else templates
 
 
 def canonicalise(text: str, family: str) -> str:
@@ -65,7 +82,10 @@ def class_names(classes: Iterable[str]) -> list[str]:
 
 
 def spoken(name: str) -> str:
-    """A class name as prompts say it: underscores become spaces, and spaces are single.
+    """A class name as prompts say it: underscores become spaces, spaces are single, and accents are part of letters.
+
+    Some file systems keep accents apart (NFD), and not every tokenizer joins them (NFC) as CLIP's does: the same name
+    would be other tokens.
 
     Args:
         name: The name of a class or folder.
@@ -74,7 +94,7 @@ def spoken(name: str) -> str:
         >>> spoken("car_side")
         'car side'
     """
-    return " ".join(name.replace("_", " ").split())
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
 
 
 def template_texts(templates: Templates) -> tuple[str, ...]:
@@ -96,7 +116,7 @@ def resolve_templates(templates: Templates) -> list[Callable[[str], str]]:
     """
     if isinstance(templates, str):
         if "{" not in templates and templates not in TEMPLATES:
-            raise ConfigError(unknown("template set", templates, TEMPLATES))
+            raise ConfigError(unknown("template set", templates, (*TEMPLATES, FAMILY)))
         templates = TEMPLATES.get(templates) or [templates]
     if not isinstance(templates, Sequence) or not templates:
         raise ConfigError('there are no templates; give at least one, such as "a photo of a {}."')

@@ -37,7 +37,10 @@ def _count_encodings(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_named_sets() -> None:
-    assert {name: len(set(s)) for name, s in prompts.TEMPLATES.items()} == {"photo": 1, "simple7": 7, "imagenet80": 80}
+    sizes = {"photo": 1, "simple7": 7, "imagenet80": 80, "siglip8": 8, "sentence": 1}
+    assert {name: len(set(s)) for name, s in prompts.TEMPLATES.items()} == sizes
+    assert prompts.TEMPLATES["siglip8"] == [*prompts.TEMPLATES["simple7"], "{}"]
+    assert set(prompts.FAMILY_TEMPLATES) == {"clip", "siglip"} and set(prompts.FAMILY_TEMPLATES.values()) < set(sizes)
     assert all(template.count("{}") == 1 for s in prompts.TEMPLATES.values() for template in s)
 
 

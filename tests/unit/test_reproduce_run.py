@@ -24,28 +24,17 @@ from lessmore.paper.estimate import Throughput
 from lessmore.paper.figures.kinds_plot import TradeOff, label_places, pareto
 from lessmore.paper.stored import FORMATS, read_table, to_json
 from lessmore.paper.tables import TABLES
-from tests.small_runs import NAMES, draw_folder, lines
+from tests.small_runs import draw_set, lines
 
 IMAGES = 8
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def draw_set(root: Path, folder: str, split: str, seed: int) -> None:
-    """A registered data set of drawn images."""
-    images = draw_folder(root / folder, IMAGES, seed)
-    rows = [
-        [f"{path.parent.name}/{path.name}", NAMES.index(path.parent.name.replace("_", " ")), path.parent.name]
-        for path in sorted(images.glob("*/*.png"))
-    ]
-    unseen = [["none.png", label, name.replace(" ", "_")] for label, name in enumerate(NAMES)]
-    (root / split).write_text(json.dumps({"train": unseen, "val": [], "test": rows}))
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
-    draw_set(root, "eurosat/2750", "split_zhou_EuroSAT.json", 5)
-    draw_set(root, "oxford_pets/images", "split_zhou_OxfordPets.json", 6)
+    draw_set(root, "eurosat/2750", "split_zhou_EuroSAT.json", 5, IMAGES)
+    draw_set(root, "oxford_pets/images", "split_zhou_OxfordPets.json", 6, IMAGES)
     return root
 
 

@@ -189,7 +189,8 @@ def add_model(args: ArgumentParser) -> None:
     args.add_argument(
         "--classes", type=str, required=True, help="a text file with one class per line, or names separated by commas"
     )
-    args.add_argument("--templates", type=str, default="photo", help="photo, simple7, imagenet80, or a text with {}")
+    templates = "photo, simple7, imagenet80, siglip8, sentence, family (the model family's own), or a text with {}"
+    args.add_argument("--templates", type=str, default="photo", help=templates)
 
 
 def make_adapter(args: Namespace, **more: Any) -> Adapter:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Hashable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentParser, Namespace
-from tqdm import tqdm
 
-from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, add_calibrate, add_engine, new_parser, printable, say
-from lessmore.cli.run import line
-from lessmore.cli.sweep import describe
+from lessmore.cli.common import INTERRUPTED, OK, SOME_FAILED, add_calibrate, add_engine, new_parser, say
+from lessmore.cli.reproduce_runs import get_runs, output_of, request_of
+from lessmore.cli.verify import verify
 from lessmore.config import list_presets
-from lessmore.data.registry import is_direct
 from lessmore.errors import ConfigError
 from lessmore.lab.metrics import trouble
-from lessmore.lab.spec import NAMED, RunSpec
-from lessmore.lab.store import read_summary
-from lessmore.lab.summary import RunSummary
-from lessmore.lab.sweep import FinishedRun, Worker
-from lessmore.lab.sweep_local import run_locally
-from lessmore.lab.sweep_ray import run_on_ray
+from lessmore.lab.spec import NAMED
 from lessmore.paper.compare import compare
 from lessmore.paper.drawn import draw_figures
 from lessmore.paper.dryrun import dry_run
@@ -37,16 +27,15 @@ from lessmore.paper.measured import measured_cells
 from lessmore.paper.pace import measure_pace
 from lessmore.paper.plan import (
     DatasetCache,
-    ReproductionRequest,
     TablePlan,
     check_rows,
     distinct_runs,
-    finished_runs,
     plan_table,
     run_identity,
 )
 from lessmore.paper.stored import FORMATS, check_formats, read_table, save_table
 from lessmore.paper.tables import TABLES, TableSpec, find_table
+from lessmore.paper.verify import VERIFY, VERIFY_TITLE
 from lessmore.storage.files import write_json
 
 EXAMPLES = """examples:
@@ -56,6 +45,10 @@ EXAMPLES = """examples:
   lessmore reproduce budget beta --model my-model --root data --dataset eurosat dtd --corruption none contrast:2
   lessmore reproduce cross-dataset --model my-model --root data --rows TPT "TCA*" --limit 500
   lessmore reproduce --from reproduce --format markdown
+  lessmore reproduce verify --model openai/clip-vit-base-patch16 --root data --output verified
+
+verify runs the headline cells (zero-shot, TDA, EViT, TCA), says of each whether the paper's number lies in its
+interval, and writes one page to send in, OUTPUT/verify.html.
 
 Columns are those of the paper's data sets that are present, or those of --dataset, each under every --corruption. Runs
 are kept in OUTPUT/runs and shared by the tables; the same command again skips finished runs. Every table is written as
@@ -64,8 +57,6 @@ NAME.json, which holds everything, and in the formats asked for; --from rewrites
 
 If some runs fail, the tables are made from the others and the command ends with exit code 3 instead of 0.
 """
-
-FoundRuns = dict[Hashable, RunSummary]
 
 
 def parser() -> ArgumentParser:
@@ -106,15 +97,21 @@ def run(args: Namespace) -> int:
     formats = list(FORMATS) if args.format is None else args.format
     check_formats(formats)
     if args.list:
-        print("\n".join(f"{name}\t{title}" for name, title in _known().items()))
+        known = {**_known(), VERIFY: f"page: {VERIFY_TITLE}"}
+        print("\n".join(f"{name}\t{title}" for name, title in known.items()))
         return OK
     if args["from"] is not None:
         return _rewrite(Path(args["from"]), args, formats)
-    tables, drawings = _named(args.names)
+    verifies = VERIFY in args.names
+    if verifies and len(args.names) > 1:
+        raise ConfigError("verify makes one page of its own; ask for tables and figures in another command")
+    tables, drawings = ([], []) if verifies else _named(args.names)
     _check(args, tables)
     if not args.model and not args.dry_run:
         raise ConfigError("there is no model; give one with --model, as for lessmore run")
     try:
+        if verifies:
+            return max(verify(one, formats) for one in _by_model(args))
         return max(_with_model(one, tables, drawings, formats) for one in _by_model(args))
     except KeyboardInterrupt:
         print("lessmore reproduce: interrupted; run the same command to go on", file=sys.stderr)
@@ -130,7 +127,7 @@ def _by_model(args: Namespace) -> list[Namespace]:
         raise ConfigError(
             f"--model names {' and '.join(names)}, which need folders of different names; give them singly"
         )
-    places = [str(_output(args) / name) for name in names]
+    places = [str(output_of(args) / name) for name in names]
     return [
         Namespace(**{**vars(args), "model": [model], "output": place})
         for model, place in zip(args.model, places, strict=True)
@@ -140,7 +137,7 @@ def _by_model(args: Namespace) -> list[Namespace]:
 def _with_model(args: Namespace, tables: list[TableSpec], drawings: list[str], formats: Sequence[str]) -> int:
     """Make what is asked for with one model."""
     if args.dry_run:
-        print("\n".join(dry_run(tables, _request(args), _output(args) / "runs", args.jobs)))
+        print("\n".join(dry_run(tables, request_of(args), output_of(args) / "runs", args.jobs)))
         print("\n".join(f"figure {name}: {FIGURES[name].images} images" for name in drawings))
         return OK
     codes = [_tables(tables, args, formats)] if tables else []
@@ -171,11 +168,8 @@ def _check(args: Namespace, tables: Sequence[TableSpec]) -> None:
         raise ConfigError(f"--jobs must be 1 or more, not {args.jobs}")
     if len(set(args.seeds)) < len(args.seeds):
         raise ConfigError("--seeds names a seed twice; name each once")
-    check_rows(tables, args.rows)
-
-
-def _output(args: Namespace) -> Path:
-    return Path(args.output or "reproduce")
+    if tables:
+        check_rows(tables, args.rows)
 
 
 def _rewrite(folder: Path, args: Namespace, formats: Sequence[str]) -> int:
@@ -189,7 +183,7 @@ def _rewrite(folder: Path, args: Namespace, formats: Sequence[str]) -> int:
 
 
 def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]) -> int:
-    request, folder = _request(args), _output(args)
+    request, folder = request_of(args), output_of(args)
     datasets = DatasetCache(request.root)
     plans = [one for table in tables if (one := plan_table(table, request, datasets)).rows]
     missing = {name.partition("/")[0]: why for one in plans for name, why in one.missing.items()}
@@ -198,7 +192,7 @@ def _tables(tables: Sequence[TableSpec], args: Namespace, formats: Sequence[str]
     if not any(one.columns for one in plans):
         raise ConfigError("none of the data sets is there; give --root, or others with --dataset")
     runs = distinct_runs(plans)
-    found, failed = (_collected(runs, folder / "runs"), {}) if args.collect else _follow(runs, folder / "runs", args)
+    found, failed = get_runs(runs, args)
     for one in plans:
         if one.columns:
             own = {run_identity(spec) for specs in one.cells.values() for spec in specs}
@@ -232,68 +226,11 @@ def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool
     return {name: known[name] for name in specs if name in known}
 
 
-def _request(args: Namespace) -> ReproductionRequest:
-    names = ("root", "limit", "preset", "templates", "precision", "engine", "calibrate", "device")
-    return ReproductionRequest(
-        model=next(iter(args.model), ""),
-        datasets=tuple(args.dataset),
-        corruptions=tuple(None if name == "none" else name for name in args.corruption),
-        orders=tuple(args.order),
-        seeds=tuple(args.seeds),
-        rows=tuple(args.rows),
-        common={name: getattr(args, name) for name in names},
-    )
-
-
-def _results(specs: Sequence[RunSpec], folder: Path, args: Namespace) -> Generator[FinishedRun]:
-    """The runs as they end; a single job needs no process of its own."""
-    if args.ray is not None:
-        yield from run_on_ray(specs, folder, args.ray, cpus=1, gpus=float(args.device.startswith("cuda")))
-        return
-    threads = max(1, torch.get_num_threads() // args.jobs)
-    if args.jobs > 1:
-        yield from run_locally(specs, folder, args.jobs, threads)
-    else:
-        yield from map(Worker(folder, threads), specs)
-
-
-def _follow(runs: Mapping[Hashable, RunSpec], folder: Path, args: Namespace) -> tuple[FoundRuns, dict[Hashable, str]]:
-    """Do the runs and show results as they arrive: summaries by identity, and the reason for every failure."""
-    found: FoundRuns = {}
-    failed: dict[Hashable, str] = {}
-    progress = tqdm(total=len(runs), unit="run", disable=args.quiet or None)
-    with closing(_results(list(runs.values()), folder, args)) as results, progress as bar:
-        for number, done in enumerate(results, start=1):
-            if done.summary is None:
-                failed[run_identity(done.spec)] = said = f"{_title(done.spec)}: {' '.join(done.error.split())}"
-                bar.write(printable(f"lessmore reproduce: {said}"), file=sys.stderr)
-            else:
-                found[run_identity(done.spec)] = done.summary
-                if not args.quiet:
-                    bar.write(printable(f"{number}/{len(runs)} {line(done.summary)}"))
-            bar.update()
-    return found, failed
-
-
-def _collected(runs: Mapping[Hashable, RunSpec], folder: Path) -> FoundRuns:
-    """Summaries of finished runs, wherever they were done; neither model nor device has to match."""
-    done = finished_runs(folder)
-    found = {key: summary for key in runs if key in done and (summary := read_summary(done[key])) is not None}
-    print(f"{len(found)} of {len(runs)} runs are done", flush=True)
-    return found
-
-
-def _title(spec: RunSpec) -> str:
-    """A run in a few words, without the paths of this machine."""
-    data = Path(spec.dataset.partition(":")[2]).name if is_direct(spec.dataset) else spec.dataset
-    return describe(replace(spec, model=Path(spec.model).name, dataset=data or spec.dataset, root=None))
-
-
 def _figures(names: Sequence[str], args: Namespace) -> int:
     """Draw the figures of every stream asked for; one whose data are missing is left out."""
     failed = False
     for name in names:
-        for drawn in draw_figures(name, _request(args), _output(args)):
+        for drawn in draw_figures(name, request_of(args), output_of(args)):
             failed |= isinstance(drawn, str)
             if isinstance(drawn, str):
                 say(f"lessmore reproduce: {name} left out: {drawn}", error=True)

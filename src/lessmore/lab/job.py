@@ -34,7 +34,7 @@ from lessmore.methods import Setup, method_options
 from lessmore.models.devices import choose_device
 from lessmore.models.load import load
 from lessmore.models.vlm import VLM
-from lessmore.prompts import Templates, class_names, prompts, template_texts
+from lessmore.prompts import Templates, class_names, prompts, template_texts, templates_for
 
 _NAME_BYTES = 240  # the longest name most file systems take is 255
 
@@ -153,7 +153,7 @@ def prepare_job(spec: RunSpec, vlm: VLM | None = None, dataset: Dataset | None =
     stream = make_stream(dataset, spec.order, spec.seed, spec.limit, spec.corruption)
     vlm = vlm or open_model(spec)
     settings = spec.settings(vlm.vision.shape)
-    return Job(spec, vlm, stream, settings, class_names(dataset.classes), templates)
+    return Job(spec, vlm, stream, settings, class_names(dataset.classes), templates_for(templates, vlm.family))
 
 
 def open_model(spec: RunSpec, network: bool = True) -> VLM:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lessmore.core.algorithm import CLASS_EMBEDDING
 from lessmore.errors import StateError
-from lessmore.prompts import Templates, class_names, prompts, spoken
+from lessmore.prompts import Templates, class_names, prompts, spoken, templates_for
 from lessmore.storage.cache import Cache, cache_folder, drop, warn_uncached
 from lessmore.storage.sealed import read_tensors, write_tensors
 
@@ -43,7 +43,8 @@ def class_embeddings(
     Args:
         vlm: The model whose text tower embeds the prompts.
         classes: Names of the C classes.
-        templates: The name of a template set, or templates as `prompts.resolve_templates` takes them.
+        templates: The name of a template set, `family` for the one of the model's family, or templates as
+            `prompts.resolve_templates` takes them.
         batch_size: Prompts per forward pass.
         progress: Whether to show a bar; None shows one on a terminal if there are more than 200 prompts.
         cache: Whether to keep the result on disk, in `$LESSMORE_CACHE` or `~/.cache/lessmore`; a path is the directory.
@@ -53,7 +54,7 @@ def class_embeddings(
         ModelError: The tokenizer does not fit the model.
     """
     names = class_names(classes)
-    table = prompts(names, templates)
+    table = prompts(names, templates_for(templates, vlm.family))
     _warn_of_strange_names(vlm, names)
     tokens = vlm.tokenize([prompt for row in table for prompt in row])
     file = _cache_file(vlm, tokens, len(table), cache)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lessmore.core.class_list import ClassChange
 from lessmore.errors import ConfigError, unknown
 from lessmore.models.vlm import VLM
-from lessmore.prompts import Templates, class_names, prompts
+from lessmore.prompts import Templates, class_names, prompts, templates_for
 
 ClassNames = Sequence[str] | Mapping[str, Sequence[str]] | Sequence[tuple[str, Sequence[str]]]
 """Class names, or groups of them by the groups' names, or pairs of both, in which a group may come again."""
@@ -95,13 +95,14 @@ def class_list(vlm: VLM, classes: ClassNames, templates: Templates, cache: bool 
     Args:
         vlm: The model.
         classes: Names, or groups of names.
-        templates: A named set of prompt templates, or strings with `{}`.
+        templates: A named set of prompt templates, `family` for the one of the model's family, or strings with `{}`.
         cache: Whether to keep embeddings on disk; a path says where.
 
     Raises:
         ConfigError: A name or template cannot be used.
     """
     names, groups = _flat(classes)
+    templates = templates_for(templates, vlm.family)
     return ClassList(vlm, names, groups, templates, vlm.classifier(names, templates, cache=cache), cache)
 
 

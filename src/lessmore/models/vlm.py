@@ -110,21 +110,28 @@ class VLM:
         return tokens.long()
 
     def _say_what_was_cut(self, texts: list[str], tokens: Tensor) -> None:
-        """Warn where the end of a text made no difference: rows that are full, and stay the same without it."""
+        """Warn where the end of a text made no difference: full rows that more words change as little as fewer do."""
         full = torch.ne(tokens[:, -1], tokens[:, -2]).nonzero().flatten().tolist() if tokens.shape[1] > 1 else []
         full = [i for i in full if len(texts[i]) > 1]
-        if not full:
-            return
-        shorter = self.tokenizer([texts[i][:-1] for i in full])
-        if shorter.shape[1] != tokens.shape[1]:
-            return
-        cut = [texts[i] for i, row in zip(full, shorter, strict=True) if torch.equal(row, tokens[i])]
+        full = self._unchanged(texts, tokens, full, lambda text: f"{text} a a")
+        # A text that fits may stay the same without its last letter: of two that the tokenizer does not know.
+        full = self._unchanged(texts, tokens, full, lambda text: text[:-1])
+        cut = [texts[i] for i in full]
         if cut:
             warnings.warn(
                 f"{len(cut)} of {len(texts)} prompts are longer than the model's {tokens.shape[1]} tokens and were "
                 f"cut, the first is {cut[0][:80]!r}; use shorter names or templates",
                 stacklevel=4,
             )
+
+    def _unchanged(self, texts: list[str], tokens: Tensor, rows: list[int], change: Callable[[str], str]) -> list[int]:
+        """Those of some rows whose tokens stay the same when their text is changed."""
+        if not rows:
+            return []
+        other = self.tokenizer([change(texts[i]) for i in rows])
+        if other.shape[1] != tokens.shape[1]:
+            return []
+        return [i for i, row in zip(rows, other, strict=True) if torch.equal(row, tokens[i])]
 
     def classifier(
         self,

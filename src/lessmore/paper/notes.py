@@ -44,20 +44,34 @@ def notes(value: Value, compared: Set[TablePlace]) -> Iterator[str]:
     printed = value["paper"]
     if compared:
         yield f"{_PAPER} The paper's model is {printed['model']}, ours {value['model']}."
+    yield from setting_notes(value)
+    if any(row["settings"]["reducer"] == "ats" for row in value["rows"] if row["settings"] is not None):
+        yield _ATS
+    yield from remarks(value, compared)
+    yield from _absent(value)
+    yield _made(value)
+
+
+def setting_notes(value: Value) -> Iterator[str]:
+    """How the rows were set, on which images, and what was tuned on them."""
     if value["note"]:
         yield value["note"]
     yield from _presets(value)
     yield from _data(value)
-    shown = [row for row in value["rows"] if row["settings"] is not None]
-    if any(row["tuned"] for row in shown):
+    if any(row["tuned"] for row in value["rows"] if row["settings"] is not None):
         yield _TUNED
-    if any(row["settings"]["reducer"] == "ats" for row in shown):
-        yield _ATS
-    remarks = [_mark(mark) for mark in printed["marks"] if (mark["row"], mark["cell"]) in compared] if compared else []
-    if remarks:
-        yield f"‡ On the paper's numbers: {'; '.join(remarks)}."
-    yield from _absent(value)
-    yield _made(value)
+
+
+def remarks(value: Value, places: Set[TablePlace]) -> Iterator[str]:
+    """Where the paper contradicts itself.
+
+    Args:
+        value: The table's JSON.
+        places: The cells of the paper that are shown.
+    """
+    told = [_mark(mark) for mark in value["paper"]["marks"] if (mark["row"], mark["cell"]) in places] if places else []
+    if told:
+        yield f"‡ On the paper's numbers: {'; '.join(told)}."
 
 
 def _presets(value: Value) -> Iterator[str]:

@@ -34,16 +34,22 @@ def reproduce_command(value: Value) -> str:
     sets = dict.fromkeys(column["dataset"] for column in value["columns"]) if asked["own_data"] else ()
     bad = dict.fromkeys(column["corruption"] or "none" for column in value["columns"])
     usual = [name or "none" for name in find_table(value["table"]).corruptions]
+    streams = {"dataset": sets, "corruption": () if list(bad) == usual else bad}
+    given = " ".join(f"--{name} {' '.join(values)}" for name, values in streams.items() if values)
+    words = f"lessmore reproduce {value['table']} --model {value['model']} --root DATA", given, options_of(value)
+    return " ".join(word for word in words if word)
+
+
+def options_of(value: Value) -> str:
+    """The options of the command besides model and streams, where they are not the usual ones."""
+    asked = value["asked"]
     options = {
-        "dataset": sets,
-        "corruption": () if list(bad) == usual else bad,
         "seeds": map(str, asked["seeds"]),
         "rows": (f'"{row}"' for row in asked["rows"]),
         **{name: [str(asked[name])] for name, usual in _USUAL.items() if asked.get(name, usual) != usual},
     }
     listed = {name: " ".join(values) for name, values in options.items()}
-    given = " ".join(f"--{name} {values}" for name, values in listed.items() if values)
-    return f"lessmore reproduce {value['table']} --model {value['model']} --root DATA {given}".strip()
+    return " ".join(f"--{name} {values}" for name, values in listed.items() if values)
 
 
 _USUAL: dict[str, Any] = {"limit": None, "order": "iid", "preset": "fixed", "templates": None, "precision": "float32"}
@@ -89,10 +95,11 @@ def _line(row: Value) -> tuple[Text, ...]:
     shown = [_interval(cell.get("accuracy")) if is_plain(row) else _gain(cell) for cell in cells]
     counts = sorted({len(cell["seeds"]) for cell in row["cells"] if "seeds" in cell})
     orders = Text("–".join(dict.fromkeys((str(counts[0]), str(counts[-1])))) if counts else NONE)
-    return (Text(_name(row)), *shown, Text(f"{row['gmacs']['matmul']:.2f}" if row["gmacs"] else NONE), orders)
+    return (Text(row_name(row)), *shown, Text(f"{row['gmacs']['matmul']:.2f}" if row["gmacs"] else NONE), orders)
 
 
-def _name(row: Value) -> str:
+def row_name(row: Value) -> str:
+    """A row's name, with a mark where its settings were tuned and a word where they are a preset's."""
     settings = row["settings"]
     name = str(row["name"])
     if settings is not None and not name.startswith("preset"):
@@ -110,10 +117,10 @@ def _gain(cell: Value) -> Text:
 
 def _changes(value: Value) -> TableGrid:
     """Paired differences to the table's base, in points."""
-    base = next((_name(row) for row in value["rows"] if row["name"] == value["base"]), value["base"])
+    base = next((row_name(row) for row in value["rows"] if row["name"] == value["base"]), value["base"])
     head = (f"change from {base}", *map(column_name, value["columns"]), *value["averages"])
     lines = [(row, [*row["cells"], *row["averages"].values()]) for row in value["rows"]]
-    shown = [(Text(_name(row)), *map(_changed, cells)) for row, cells in lines if any("change" in c for c in cells)]
+    shown = [(Text(row_name(row)), *map(_changed, cells)) for row, cells in lines if any("change" in c for c in cells)]
     return TableGrid(f"Change from {base}", head, tuple(shown))
 
 
@@ -132,7 +139,7 @@ def _calibration(value: Value) -> TableGrid:
         errors = [cell.get("ece") for cell in row["cells"]]
         means = [_mean([errors[n] for n in part]) for part in value["averages"].values()]
         if row["settings"] is not None:
-            lines.append((Text(_name(row)), *(Text(NONE if e is None else f"{e:.3f}") for e in [*errors, *means])))
+            lines.append((Text(row_name(row)), *(Text(NONE if e is None else f"{e:.3f}") for e in [*errors, *means])))
     return TableGrid("Calibration error", head, tuple(lines))
 
 
@@ -161,7 +168,7 @@ def _beside(value: Value) -> tuple[TableGrid, set[TablePlace]]:
 
 def _pairs(value: Value, row: Value, cells: Sequence[Value]) -> tuple[Text, ...]:
     ours = f"{row['gmacs']['paper']:.2f}" if row["gmacs"] else NONE
-    return (Text(_name(row)), *map(_pair, cells), _cost(value, row["paper_row"], ours, row["paper_gmacs"]))
+    return (Text(row_name(row)), *map(_pair, cells), _cost(value, row["paper_row"], ours, row["paper_gmacs"]))
 
 
 def _pair(cell: Value) -> Text:

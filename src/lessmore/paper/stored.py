@@ -10,11 +10,14 @@ from typing import Any
 from lessmore.data.typed import parse_json, read_text
 from lessmore.errors import ConfigError, unknown
 from lessmore.lab.report.escape import csv_table
+from lessmore.lab.report.grid import TablePage
 from lessmore.lab.report.write import to_html, to_latex, to_markdown
 from lessmore.paper.compare import SCHEMA
 from lessmore.paper.notes import Value
 from lessmore.paper.show import table_page
 from lessmore.paper.tables import TABLES
+from lessmore.paper.verify import VERIFY_SCHEMA
+from lessmore.paper.verify_page import verify_page
 from lessmore.storage.files import replacing
 from lessmore.storage.sealed import seal_of
 
@@ -36,7 +39,8 @@ def _listed(content: Any) -> str:
 
 def _csv(value: Value) -> str:
     """One line per row and column, including averages, with every number."""
-    return csv_table(line for row in value["rows"] for line in _csv_lines(value, row))
+    parts = value.get("parts", [value])
+    return csv_table(line for part in parts for row in part["rows"] for line in _csv_lines(part, row))
 
 
 def _csv_lines(value: Value, row: Value) -> Iterable[dict[str, Any]]:
@@ -61,15 +65,23 @@ def _flat(cell: Value) -> dict[str, Any]:
     flat |= {f"gmacs_{name}": cost for name, cost in (cell.get("gmacs") or {}).items()}
     flat["seeds"] = " ".join(map(str, cell.get("seeds", ())))
     flat["gain_by_seed"] = " ".join(map(str, cell.get("gain_by_seed", ())))
+    flat |= {"verdict": cell["verdict"]} if "verdict" in cell else {}
     flat["marks"] = "; ".join(cell["paper_marks"])
     return flat
 
 
+_PAGES: Mapping[Any, Callable[[Value], TablePage]] = {SCHEMA: table_page, VERIFY_SCHEMA: verify_page}
+
+
+def _page(value: Value) -> TablePage:
+    return _PAGES[value["schema"]](value)
+
+
 FORMATS: Mapping[str, tuple[str, Callable[[Value], str]]] = {
-    "markdown": (".md", lambda value: to_markdown(table_page(value))),
+    "markdown": (".md", lambda value: to_markdown(_page(value))),
     "csv": (".csv", _csv),
-    "latex": (".tex", lambda value: to_latex(table_page(value))),
-    "html": (".html", lambda value: to_html(table_page(value), "lessmore reproduce")),
+    "latex": (".tex", lambda value: to_latex(_page(value))),
+    "html": (".html", lambda value: to_html(_page(value), "lessmore reproduce")),
 }
 """For each format the ending of its files and the function that makes their content."""
 
@@ -114,7 +126,7 @@ def read_table(folder: Path) -> list[Value]:
 def _read(file: Path) -> Value | None:
     """The table in a file; None where it is something else, such as the numbers of a figure."""
     value = parse_json(read_text(file, "the table"), str(file))
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+    if not isinstance(value, dict) or value.get("schema") not in tuple(_PAGES):
         return None
     # Tables that were made before there were seals have none.
     if "seal" in value and value.pop("seal") != seal_of(value):

@@ -69,6 +69,8 @@ class TableSpec:
     """Columns of every data set unless the user names others."""
     orders: tuple[str, ...] = ()
     """The same of orders; a table of several is read by kinds of streams."""
+    only: tuple[str, ...] = ()
+    """Of the paper's data sets these alone; empty means all."""
 
     @property
     def paper(self) -> PaperTable | None:
@@ -78,7 +80,7 @@ class TableSpec:
     @property
     def datasets(self) -> tuple[str, ...]:
         """The paper's data sets, or a group of them for tables of our own."""
-        return self.paper.columns if self.paper else _LISTED
+        return self.only or (self.paper.columns if self.paper else _LISTED)
 
 
 def _tca(name: str, R: float = 0.9, **options: Any) -> TableRow:

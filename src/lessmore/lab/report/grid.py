@@ -37,3 +37,5 @@ class TablePage:
     notes: tuple[str, ...]
     command: str = ""
     """The command that makes the tables."""
+    lead: tuple[str, ...] = ()
+    """What a reader must know before any number; the notes come after the tables."""
