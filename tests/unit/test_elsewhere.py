@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,10 @@ getuid killpg lchown mkfifo nice openpty register_at_fork sched_getaffinity setp
 uname wait3 wait4
 """
 POSIX_CALLS = set(_NAMES.split())
+_SIGNALS = """
+SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGUSR1 SIGUSR2 alarm pause pthread_sigmask setitimer sigwait
+"""
+POSIX_SIGNALS = set(_SIGNALS.split())
 WITHOUT_POSIX = """
 import importlib, os, pkgutil, sys
 import torch, numpy, PIL.Image, safetensors.torch, jsonargparse, tqdm, yaml, jinja2, concurrent.futures, multiprocessing
@@ -32,6 +37,10 @@ for name in {calls!r}:
         delattr(os, name)
 for name in {modules!r}:
     sys.modules[name] = None
+import signal
+for name in {signals!r}:
+    if hasattr(signal, name):
+        delattr(signal, name)
 import lessmore
 for found in pkgutil.walk_packages(lessmore.__path__, "lessmore."):
     if ".kernels" not in found.name and not found.name.endswith("__main__"):
@@ -46,14 +55,29 @@ adapter = lessmore.adapt("tiny", ["a circle", "a star"])
 adapter(PIL.Image.new("RGB", (64, 64), "red"))
 adapter.save({state!r})
 adapter.restore({state!r})
-print("well")
+from lessmore.cli import main
+os.mkdir({photos!r})
+for name in ("a", "b"):
+    PIL.Image.new("RGB", (64, 64), "red").save(os.path.join({photos!r}, name + ".png"))
+try:
+    import av
+    watched = main(["watch", {photos!r}, "--model", "tiny", "--classes", "a circle,a star", "--once", "--quiet"])
+except ImportError:
+    watched = 0
+print(sorted(name for name in sys.modules if name.count(".") == 1 and name.startswith("lessmore.")))
+print("well" if watched == 0 else "watch gave " + str(watched))
 """
 
 
 def test_everything_imports_and_runs_where_there_is_no_posix(tmp_path: Path) -> None:
-    code = WITHOUT_POSIX.format(calls=sorted(POSIX_CALLS), modules=POSIX_MODULES, state=str(tmp_path / "state"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    places = {"state": str(tmp_path / "state"), "photos": str(tmp_path / "photos")}
+    names = {"calls": sorted(POSIX_CALLS), "signals": sorted(POSIX_SIGNALS), "modules": POSIX_MODULES}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX.format(**names, **places)], capture_output=True, text=True
+    )
     assert done.stdout.strip().endswith("well"), done.stderr[-2000:]
+    for room in ("adapter", "cameras", "cli", "data", "engines", "lab", "methods", "models", "paper", "serve"):
+        assert f"'lessmore.{room}'" in done.stdout
 
 
 def sources() -> Iterator[tuple[str, str, ast.AST]]:
@@ -75,9 +99,12 @@ def test_calls_of_posix_alone_are_guarded() -> None:
     """A module uses such a call only if it asks for it by name, and such a module only if it asks for the platform."""
     unguarded = []
     for place, text, node in sources():
-        call = node.attr if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os" else ""
-        if call in POSIX_CALLS and f'hasattr(os, "{call}")' not in text:
-            unguarded.append(f"{place} os.{call}")
+        owner, call = (ast.unparse(node.value), node.attr) if isinstance(node, ast.Attribute) else ("", "")
+        posix = {"os": POSIX_CALLS, "signal": POSIX_SIGNALS}.get(owner, set())
+        if call in posix and f'hasattr({owner}, "{call}")' not in text:
+            unguarded.append(f"{place} {owner}.{call}")
+        if call in ("add_signal_handler", "AF_UNIX"):
+            unguarded.append(f"{place} {owner}.{call}")
         if modules_of(node) & set(POSIX_MODULES) and 'sys.platform == "win32"' not in text:
             unguarded.append(f"{place} {modules_of(node)}")
     assert unguarded == []
@@ -89,6 +116,34 @@ def test_text_files_are_read_and_written_in_utf_8() -> None:
     texts = [(place, node) for place, node in calls if getattr(node.func, "attr", "") in ("read_text", "write_text")]
     assert texts
     assert [place for place, node in texts if not any(word.arg == "encoding" for word in node.keywords)] == []
+
+
+def test_a_server_says_by_name_that_it_does_not_run_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store is locked by a call that Windows does not have; nothing is made there before that is said."""
+    store = pytest.importorskip("lessmore.serve.store")
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError, match="run the server there, or in a container"):
+        store.FolderStore(tmp_path / "store", fsync=True)
+    assert not (tmp_path / "store").exists()
+
+
+def test_webcams_have_the_names_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    video = pytest.importorskip("lessmore.cameras.video")
+    listed = [SimpleNamespace(name="Front camera"), SimpleNamespace(name="Microscope")]
+    monkeypatch.setattr(
+        video.av, "enumerate_input_devices", lambda form: listed if form == "dshow" else [], raising=False
+    )
+    found = {}
+    for system in ("linux", "darwin", "win32"):
+        monkeypatch.setattr(sys, "platform", system)
+        found[system] = video._webcam(1)[:2]
+    assert found == {
+        "linux": ("/dev/video1", "v4l2"),
+        "darwin": ("1", "avfoundation"),
+        "win32": ("video=Microscope", "dshow"),
+    }
+    with pytest.raises(OSError, match="there are 2 cameras"):
+        video._webcam(2)
 
 
 @pytest.mark.parametrize("name", ["mps", "xpu:9", "cuda:99"])
