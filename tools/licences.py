@@ -47,8 +47,8 @@ _NVIDIA = re.compile(r"(nvidia|cuda)-")
 
 _INTRODUCTION = """# Licences
 
-lessmore is under Apache-2.0. `tools/licences.py --write` writes this page from the metadata of what
-`make test` and `make docs` install, and `make lint` checks it: no package of the base install may be under the GPL or AGPL, and every
+lessmore is under Apache-2.0. `tools/licences.py --write` writes this page from the metadata of what `make test` and
+`make docs` install, and `make lint` checks it: no package of the base install may be under the GPL or AGPL, and every
 package that is not permissive must stand here. All others are under MIT, BSD, Apache, ISC, PSF or similar licences;
 `python tools/licences.py` lists them.
 
