@@ -52,10 +52,12 @@ def _models() -> dict[str, str]:
     for name, (vision, _) in SHAPES.items():
         blocks = vision.blocks
         summary = "class token" if vision.class_token else "no class token"
+        size = f"any shape, {vision.patches} patches" if vision.flexible else f"{vision.image_size} px"
+        source = "a transformers Siglip2Model" if vision.flexible else f"open_clip:{name}/TAG"
         spent = ", ".join(f"{gmacs:.2f} at R = {R:g}" for R, gmacs in shape_gmacs(vision).items())
         named[name] = (
-            f"shape for lessmore flops: {vision.image_size} px, patch {vision.patch}, {blocks.depth} blocks of width "
-            f"{blocks.width}, {summary}; GMACs {spent}; for weights load open_clip:{name}/TAG"
+            f"shape for lessmore flops: {size}, patch {vision.patch}, {blocks.depth} blocks of width "
+            f"{blocks.width}, {summary}; GMACs {spent}; for weights load {source}"
         )
     return named
 
