@@ -176,3 +176,10 @@ def test_a_folder_loads_in_one_call(
     assert isinstance(vlm.preprocess, Preprocess)
     assert (vlm.preprocess.mode, vlm.preprocess.most_patches, vlm.family) == ("keep", 20, "siglip")
     assert vlm.preprocess(Image.new("RGB", (60, 30))).shape == (3, 24, 48)
+
+
+def test_an_open_clip_model_keeps_the_shape_of_images() -> None:
+    config = {"size": (256, 256), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
+    kept = Preprocess.from_open_clip(config, patch=16)
+    assert kept == Preprocess(256, "keep", "bilinear", (0.5,) * 3, (0.5,) * 3, patch=16)  # type: ignore[arg-type]
+    assert kept(Image.new("RGB", (640, 160))).shape == (3, 128, 512)
