@@ -19,8 +19,9 @@ from lessmore.lab.store import Store
 from lessmore.models.load import load
 from lessmore.models.shapes import SHAPES
 from lessmore.paper.estimate import Throughput
+from lessmore.paper.plan import ReproductionRequest
 from lessmore.paper.stored import FORMATS, read_table
-from lessmore.paper.verify import compared_with, tables_to_verify, verdict
+from lessmore.paper.verify import _without_places, compared_with, tables_to_verify, verdict
 from tests.small_runs import draw_set
 
 IMAGES = 30
@@ -137,6 +138,25 @@ def test_the_page_has_its_provenance_and_no_path(made: Path, data: Path) -> None
         assert str(data) not in text and str(made) not in text and str(Path.home()) not in text
 
 
+def test_the_provenance_is_that_of_the_table_that_has_runs(made: Path) -> None:
+    """The tables of ImageNet may be the only ones."""
+    value = read_table(made)[0]
+    page = FORMATS["markdown"][1]({**value, "parts": value["parts"][::-1]})
+    assert "| runs | 7 |" in page and "| torch | " in page and "| device | cpu |" in page
+
+
+def test_runs_that_fail_are_listed_and_nothing_is_compared(data: Path, tmp_path: Path) -> None:
+    assert verify(data, tmp_path, "--rows", "CLIP", "--templates", "no place for a name") == 3
+    page = (tmp_path / "verify.md").read_text()
+    assert "No cell could be compared" in page and "Failed: eurosat tiny" in page and "unknown template set" in page
+
+
+def test_a_reason_does_not_say_where_data_and_model_lie(tmp_path: Path) -> None:
+    asked = ReproductionRequest(str(tmp_path / "my-model"), common={"root": str(tmp_path / "data")})
+    said = _without_places(f"{tmp_path}/my-model: there is no file {tmp_path}/data/a.png", asked)
+    assert said == "my-model: there is no file DATA/a.png"
+
+
 def test_sets_that_are_not_there_are_listed_with_what_is_needed(made: Path) -> None:
     value = value_of(made)
     assert len(value["missing"]) == 14 and "eurosat" not in value["missing"]
@@ -232,8 +252,6 @@ def test_verify_stands_alone_and_is_listed(data: Path, tmp_path: Path, capsys: p
 
 
 def test_data_sets_that_are_named_narrow_the_tables() -> None:
-    from lessmore.paper.plan import ReproductionRequest
-
     model = compared_with(SHAPES["ViT-B-16"], "")
     (table,) = tables_to_verify(model, ReproductionRequest("x", datasets=("eurosat", "dtd")))
     assert (table.name, table.datasets) == ("cross-dataset", ("dtd", "eurosat"))

@@ -176,9 +176,18 @@ def verification(
         "datasets": list(request.datasets),
         "data": {name: facts for plan, cells in parts for name, facts in _data(plan, cells)},
         "missing": {name: _needed(name) for plan, _ in parts for name in plan.missing},
-        "failed": list(failed),
+        "failed": [_without_places(reason, request) for reason in failed],
         "parts": values,
     }
+
+
+def _without_places(text: str, request: ReproductionRequest) -> str:
+    """A reason without where data and model lie on this machine."""
+    places = {request.model: Path(request.model).name}
+    places |= {} if request.root is None else {str(request.root.absolute()): "DATA", str(request.root): "DATA"}
+    for place, name in places.items():
+        text = text.replace(place, name) if len(Path(place).parts) > 1 else text
+    return text
 
 
 def _judged(value: dict[str, Any], plan: TablePlan, cells: Mapping[tuple[int, int], PaperCell]) -> dict[str, Any]:

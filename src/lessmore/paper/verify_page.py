@@ -131,7 +131,7 @@ def _data(value: Value) -> TableGrid:
 
 def _made(value: Value) -> TableGrid:
     """Model, settings, software and machine; lists where runs of several machines came together."""
-    part = value["parts"][0]
+    part = next((one for one in value["parts"] if one["provenance"]["runs"]), value["parts"][0])
     made, asked = part["provenance"], part["asked"]
     facts = {"model": value["model"], "weights (SHA-256)": value["weights"], "preset": asked["preset"]}
     facts |= {"seeds of the order": " ".join(map(str, asked["seeds"])), "weights run in": _told(made["dtype"])}
