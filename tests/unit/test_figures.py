@@ -332,7 +332,7 @@ def load_names(line: plots.PlotLine) -> list[str]:
 
 
 def test_run_plots_are_saved_and_survive_odd_names(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots.Finished, "header", {"classes": ["$x_{$ <b>", "a_b^c", "ü" * 60]})
+    monkeypatch.setattr(plots.Finished, "header", {"classes": ["$x_{$ <b>", "a_b^c", "ü" * 60, *"def"]})
     paths = save_run_plots([runs], tmp_path)
     assert [path.name for path in paths] == [f"{name}.{end}" for name in RUN_PLOTS for end in ("png", "svg", "json")]
     assert all(path.stat().st_size > 200 for path in paths)

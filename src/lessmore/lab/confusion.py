@@ -70,5 +70,21 @@ def confused_pairs(counts: Confusions, most: int) -> list[tuple[int, int, int]]:
     return [(true, answer, int(wrong[true, answer])) for true, answer in found if wrong[true, answer]]
 
 
+def confused_classes(counts: Confusions, most: int) -> list[int]:
+    """The classes with the most mistakes, as true class or as answer, in their own order.
+
+    Args:
+        counts: `[true class, answer]`.
+        most: How many at most.
+
+    Examples:
+        >>> import numpy as np
+        >>> confused_classes(np.array([[5, 0, 2], [0, 5, 0], [0, 1, 5]]), 2)
+        [0, 2]
+    """
+    mistakes = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
+    return sorted(np.argsort(-mistakes, kind="stable")[:most].tolist())
+
+
 def _share(part: Any, whole: Any) -> float | None:
     return float(part / whole) if whole else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lessmore.lab.confusion import confused_pairs, confusion
+from lessmore.lab.confusion import confused_classes, confused_pairs, confusion
 from lessmore.lab.journal import SampleRow
 from lessmore.lab.metrics import BINS
 from lessmore.lab.report.charts import Axis, Bar, Plot, bar_chart, heat_map, round_axis, signed_number
@@ -150,8 +150,7 @@ def confusion_figure(rows: Sequence[SampleRow], classes: Sequence[str]) -> Detai
     """
     counts = confusion(rows, len(classes))
     plain = confusion(rows, len(classes), "zero_shot")
-    mistakes = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
-    shown = sorted(np.argsort(-mistakes, kind="stable")[:_CONFUSED].tolist())
+    shown = confused_classes(counts, _CONFUSED)
     part = counts[np.ix_(shown, shown)]
     names = [classes[c] for c in shown]
     total, wrong = int(counts.sum()), int(counts.sum() - counts.trace())

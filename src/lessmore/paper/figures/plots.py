@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lessmore.lab.confusion import confused_classes, confusion
 from lessmore.lab.journal import SampleRow
 from lessmore.lab.metrics import BINS
 from lessmore.lab.report.detail import class_gains, confidence_bins
@@ -22,6 +23,7 @@ from lessmore.paper.figures.request import Drawn, json_data
 
 _ACROSS = 2  # panels side by side
 _DASHES = ["--", ":", "-."]
+_CONFUSED = 20  # classes of a confusion matrix
 _CLASSES = 8  # shown from either end where there are more than twice as many
 
 
@@ -252,12 +254,43 @@ def plot_calibration(lines: Sequence[PlotLine]) -> Drawn:
     return _finish(figure, lines, data, f"{caption} {errors}{'; …' if len(lines) > 8 else ''}.")
 
 
+def plot_confusions(lines: Sequence[PlotLine]) -> Drawn:
+    """Which class is taken for which: a matrix for every setting and stream, over all seeds."""
+    across = min(_ACROSS, len(lines))
+    figure = style.canvas(0.6 + 3.4 * math.ceil(len(lines) / across), style.WIDTH if across > 1 else 0.62 * style.WIDTH)
+    style.headline(figure, "Confusions")
+    data = [_confusions(line) for line in lines]
+    axes = list(figure.subplots(math.ceil(len(lines) / across), across, squeeze=False).flat)
+    for ax, line, found in zip(axes, lines, data, strict=False):
+        counts = np.array(found["counts"])
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        names = [style.shorten(name, 18) for name in found["classes"]]
+        ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+        ax.set_yticks(range(len(names)), names, parse_math=False)
+        ax.tick_params(labelsize=5)
+        style.label_axes(ax, style.shorten(f"{line.stream}, {line.label}", 44), "answer", "true class", None)
+    for ax in axes[len(lines) :]:
+        ax.set_visible(False)
+    shown = f"the {_CONFUSED} classes with most mistakes" if any(found["left_out"] for found in data) else "all classes"
+    return _finish(figure, lines, data, f"Rows are true classes, columns answers, of {shown}; darker, more of a row.")
+
+
+def _confusions(line: PlotLine) -> dict[str, Any]:
+    names = line.runs[0].header["classes"]
+    counts = confusion(line.rows, len(names))
+    shown = confused_classes(counts, _CONFUSED)
+    about = {"stream": line.stream, "setting": line.label, "left_out": len(names) - len(shown)}
+    return {**about, "classes": [names[c] for c in shown], "counts": counts[np.ix_(shown, shown)].tolist()}
+
+
 RUN_PLOTS: dict[str, Callable[[Sequence[PlotLine]], Drawn]] = {
     "accuracy-over-time": plot_over_time,
     "accuracy-against-gmacs": against_gmacs,
     "accuracy-against-time": against_time,
     "class-gains": plot_class_gains,
     "calibration": plot_calibration,
+    "confusions": plot_confusions,
 }
 """By name of the file, without its ending."""
 
