@@ -16,11 +16,13 @@ from shutil import copyfile
 from lessmore.adapter import Adapter
 from lessmore.engines.answered import Answered, Failure
 from lessmore.engines.answers import Health
+from lessmore.engines.stream_file import write_stream
 from lessmore.engines.together import NextImage, take_turn
 from lessmore.errors import ConfigError, ImageError, StateError
 from lessmore.models.to_pixels import Image
 from lessmore.prediction import Prediction
-from lessmore.storage.sealed import read_json, write_sealed_json
+from lessmore.storage.sealed import read_facts, read_json, write_sealed_json
+from lessmore.storage.state import SCHEMA as STATE_SCHEMA
 
 _INDEX = "streams.json"
 _SCHEMA = "lessmore.streams/1"
@@ -168,6 +170,7 @@ class Streams:
         for name, file in _index(place).items():
             adapter = self._start.fork()
             adapter.restore(place / file)
+            _check_name(place / file, name)
             found._resident[name] = _Resident(adapter)
             found._trim()
         with self._lock:
@@ -175,9 +178,14 @@ class Streams:
 
     def _write(self, name: str, file: Path) -> None:
         if name in self._resident:
-            self._resident[name].adapter.save(file)
+            self._save(name, file)
         else:
             copyfile(self._away[name], file)
+
+    def _save(self, name: str, file: Path) -> None:
+        """The state of a stream, with its name: two streams with the same settings differ in nothing else."""
+        adapter = self._resident[name].adapter
+        write_stream(file, adapter.answerer, adapter.identity, {"source": name})
 
     def _known(self, source: str) -> None:
         if source not in self.names:
@@ -217,7 +225,7 @@ class Streams:
         idle = [name for name, one in self._resident.items() if not one.users]
         for name in idle[: max(0, spare)]:
             file = Path(self._folder.name) / _file(name)
-            self._resident[name].adapter.save(file)
+            self._save(name, file)
             self._away[name] = file
             del self._resident[name]
 
@@ -239,6 +247,12 @@ def _answered(adapters: Sequence[Adapter], images: Sequence[Image], bgr: bool) -
 def _file(name: str) -> str:
     """A file name for any source name."""
     return f"{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}.safetensors"
+
+
+def _check_name(file: Path, name: str) -> None:
+    facts = read_facts(file, STATE_SCHEMA).get("facts")
+    if not isinstance(facts, dict) or facts.get("note") != {"source": name}:
+        raise StateError(f"{file} is not the state of {name!r}; put the files back as save() wrote them")
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ KINDS: dict[str, Callable[[Path, bool], Trial]] = {
     "encoding cache, through a run": states.encoding_cache,
     "interrupted runs, resumed": runs.interrupted_runs,
     "finished runs: build, report, run": runs.finished_runs,
-    "YAML, manifests, class lists, options": typed.typed_files,
+    "YAML, manifests, class lists, keys, rows, options": typed.typed_files,
     "images": images.image_files,
     "special inputs": images.special_inputs,
     "hostile names in pages and tables": names.hostile_names,

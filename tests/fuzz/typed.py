@@ -1,4 +1,4 @@
-"""What people type: YAML, manifests, class lists, split files, options, tables; damaged, and made to be hostile."""
+"""What people type or may edit: YAML, lists, splits, keys, options, rows, tables; damaged, and made to be hostile."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import io
 import json
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lessmore.cameras.answer import CameraAnswer
 from lessmore.cli import parse
 from lessmore.cli.common import read_classes
+from lessmore.cli.rows import AnswerRow, read_answers
+from lessmore.cli.watch_rows import continue_rows
 from lessmore.config import Adaptation
+from lessmore.data.coop import _parts
 from lessmore.data.manifest import read_manifest
 from lessmore.data.typed import parse_json, parse_yaml
 from lessmore.data.userfile import read_user_file
+from lessmore.lab.report.escape import csv_table
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.sweep import read_grid
 from lessmore.paper.stored import read_table
+from lessmore.serve.auth import read_keys
 from tests.fuzz.mutate import damaged
 from tests.fuzz.outcomes import Outcome, Trial
 
@@ -48,6 +55,13 @@ seed: [0, 1]
 """
 CSV = 'path,label,classname\na/1.png,0,fox\na/2.png,1,owl\n"b,3.png",1,owl\nü.png,0,fox\n'.encode()
 ROWS = [{"path": "a/1.png", "label": 0, "classname": "fox"}, {"path": "2.png", "label": 1, "classname": "owl"}]
+KEYS = b"keys:\n  - name: me\n    sha256: " + b"0" * 64 + b"\n    scopes: [read, classify]\n"
+SPLIT = json.dumps({part: [["a/1.png", 0, "fox"], ["b.png", 1, "owl"]] for part in ("train", "test")}).encode()
+ANSWERED = [asdict(AnswerRow(f"{i}.png", "fox", 0, 0.5, "fox", False, 0.1, False, i)) for i in range(1, 4)]
+ANSWER_LINES = "".join(json.dumps(row) + "\n" for row in ANSWERED).encode()
+ANSWERS = csv_table(ANSWERED).encode()
+FRAMES = [asdict(CameraAnswer("cam", n, "", n, None, None, "x", 0, 1.0)) for n in range(1, 4)]
+FRAME_LINES = "".join(json.dumps(row) + "\n" for row in FRAMES).encode()
 LINES = "\n".join(map(json.dumps, ROWS)).encode()
 CLASSES = "# birds\nfox\nowl\nüber bird\n\nplain sparrow\n".encode()
 SCALARS = (
@@ -144,6 +158,11 @@ def typed_files(folder: Path, crafted: bool) -> Trial:
         "words": (CLASSES, lambda path: read_classes(path.read_text("utf-8", "surrogateescape")), hostile_rows),
         "text.yaml": (GRID, lambda path: parse_yaml(path.read_text("utf-8", "surrogateescape")), hostile_yaml),
         "text.json": (LINES, lambda path: parse_json(path.read_text("utf-8", "surrogateescape"), "x"), hostile_rows),
+        "keys.yaml": (KEYS, read_keys, hostile_yaml),
+        "split.json": (SPLIT, _parts, hostile_rows),
+        "answers.csv": (ANSWERS, read_answers, hostile_rows),
+        "answers.jsonl": (ANSWER_LINES, read_answers, hostile_rows),
+        "frames.jsonl": (FRAME_LINES, lambda path: continue_rows(path, [], resume=True), hostile_rows),
         "tables/x.json": (TABLE, lambda path: read_table(path.parent), hostile_rows),
     }
     (folder / "tables").mkdir()

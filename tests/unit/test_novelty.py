@@ -182,6 +182,26 @@ def test_black_frames_take_little_of_the_gain() -> None:
     assert np.mean(gains["camera"]) > np.mean(gains["careful"])
 
 
+@pytest.mark.parametrize("dark", [True, False], ids=["covered lens", "standing still"])
+def test_frames_that_repeat_have_a_capped_share(tiny: VLM, dark: bool) -> None:
+    """With the noise of a sensor, so that no two are equal: of `camera` they are one frame, however many they are."""
+    side, dice = tiny.vision.shape.image_size, torch.Generator().manual_seed(1)
+    one, usual, new = camera(tiny), lessmore.adapt(tiny, NAMES, cache=False), frames(tiny, 8, seed=3)
+    scene = torch.full((3, side, side), -1.8) if dark else new[0]
+    for image in new:
+        one(image), usual(image)
+    before, held = one.health().mean_images, usual._answerer.method.state()["counts"].clone()
+    for _ in range(12):
+        frame = scene + 0.02 * torch.randn(3, side, side, generator=dice)
+        one(frame), usual(frame)
+    assert one.health().mean_images - before < 1.5
+    assert one.preset.adaptation.lam == 0, "memory does not vote"
+    # What holds of `default` is less: its memory is capped by the places of a class, its statistics not at all.
+    assert usual.health().mean_images == 20
+    taken = usual._answerer.method.state()["counts"] - held
+    assert int(taken.sum()) <= usual.preset.adaptation.M
+
+
 def test_a_shift_of_many_classes_is_still_removed() -> None:
     features, labels, texts = world(many(400, 5), 5, 0.9)
     plain = accuracy(texts.logits(features).argmax(dim=1), labels)

@@ -100,8 +100,10 @@ class Memory:
                 f"{source.address} has changed since its state was saved; give it another name: NAME={source.address}"
             )
         answers, files = note["answers"], note["files"]
-        if type(answers) is not int or answers < 0 or not all(isinstance(one, str) for one in files):
+        if type(answers) is not int or answers < 0:
             raise ValueError("its counts are missing")
+        if not isinstance(files, list) or not all(isinstance(one, str) for one in files):
+            raise ValueError("the names of its images are missing")
         return Kept(place_of(note["place"], source.live), answers, set(files), note["ended"] is True)
 
 

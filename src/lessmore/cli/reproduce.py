@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from lessmore.paper.figures import FIGURES
 from lessmore.paper.figures.kinds_plot import draw_kinds
 from lessmore.paper.kinds import of_kinds
 from lessmore.paper.measured import measured_cells
-from lessmore.paper.pace import measure_pace
+from lessmore.paper.pace import measure_pace, read_pace, write_pace
 from lessmore.paper.plan import (
     DatasetCache,
     TablePlan,
@@ -36,7 +35,6 @@ from lessmore.paper.plan import (
 from lessmore.paper.stored import FORMATS, check_formats, read_table, save_table
 from lessmore.paper.tables import TABLES, TableSpec, find_table
 from lessmore.paper.verify import VERIFY, VERIFY_TITLE
-from lessmore.storage.files import write_json
 
 EXAMPLES = """examples:
   lessmore reproduce --list
@@ -217,12 +215,12 @@ def _draw(value: dict[str, Any], folder: Path) -> None:
 def _pace(plan: TablePlan, datasets: DatasetCache, folder: Path, collected: bool) -> dict[str, dict[str, float]]:
     """Times and memory of the rows; measured rows are kept beside the table, and those are all that --collect takes."""
     file = folder / f"{plan.table.name}-pace.json"
-    known: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known = read_pace(file) if file.exists() else {}
     specs = {row.name: plan.cells[i, 0][0] for i, row in enumerate(plan.rows) if (i, 0) in plan.cells}
     dataset = datasets(plan.columns[0].dataset)
     if not collected and not isinstance(dataset, str) and specs.keys() - known.keys():
         known |= measure_pace(specs, dataset, plan.table.base)
-        write_json(file, known)
+        write_pace(file, known)
     return {name: known[name] for name in specs if name in known}
 
 

@@ -118,8 +118,8 @@ def _answers(path: Path) -> Iterator[Written]:
     for row, end in complete_rows(path, COLUMNS, "lessmore classify"):
         try:
             yield Written(row["path"], int(row["seen"]), bool(row["error"]), row["refused"] in (True, "true"), end)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _not_ours(path, "lessmore classify") from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise not_ours(path, "lessmore classify") from error
 
 
 def complete_rows(path: Path, columns: Sequence[str], command: str) -> Iterator[tuple[Mapping[str, Any], int]]:
@@ -141,8 +141,8 @@ def complete_rows(path: Path, columns: Sequence[str], command: str) -> Iterator[
     lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
     try:
         yield from _json_rows(lines) if path.suffix == ".jsonl" else _csv_rows(lines, columns)
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise _not_ours(path, command) from error
+    except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+        raise not_ours(path, command) from error
 
 
 def _json_rows(lines: list[bytes]) -> Iterator[tuple[Mapping[str, Any], int]]:
@@ -164,5 +164,11 @@ def _csv_rows(lines: list[bytes], columns: Sequence[str]) -> Iterator[tuple[Mapp
         yield dict(zip(columns, map(original, row), strict=True)), ends[reader.line_num - 1]
 
 
-def _not_ours(path: Path, command: str) -> ConfigError:
+def not_ours(path: Path, command: str) -> ConfigError:
+    """The error for an output that holds something else.
+
+    Args:
+        path: The file.
+        command: What should have written it.
+    """
     return ConfigError(f"{path} exists and was not written by {command}; choose another output file")

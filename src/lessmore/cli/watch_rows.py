@@ -65,8 +65,10 @@ def continue_rows(output: Path, streams: list[WatchedSource], resume: bool) -> N
     for row, end in rows.complete_rows(output, COLUMNS, "lessmore watch"):
         if not resume:
             raise ConfigError(f"{output} has rows already; add --resume with its --state, or choose another output")
-        stream = by_name.get(row["source"])
-        number = int(row["number"])
+        try:
+            stream, number = by_name.get(row["source"]), int(row["number"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise rows.not_ours(output, "lessmore watch") from error
         if stream is None or stream.source.live or number <= stream.kept.answers:
             kept.append((start, end))
         if stream is not None and stream.source.live:

@@ -47,17 +47,22 @@ def quantised_program(vision: ViT, condensation: Condensation, calibration: Tens
         calibration: Preprocessed images to calibrate on, `[N, 3, H, W]`.
         cache: Whether to keep the program on disk; a path says where.
     """
-    openvino = import_without_telemetry("openvino")
     key = _key(vision, condensation, calibration)
     folder = cache_folder(cache, "quantised")
     file = None if folder is None else folder / f"{key}.safetensors"
-    stored = None if file is None else _read(file)
-    if stored is None:
+    program = None if file is None else _read(file)
+    if program is None:
         stored = _stored(_quantise(encoder_program(vision, condensation), calibration))
         if file is not None:
             _write(file, stored)
+        # A program that was read back rounds in its own way, so a new one is read back too.
+        program = _program(stored)
+    return program
+
+
+def _program(stored: dict[str, Tensor]) -> Any:
+    openvino = import_without_telemetry("openvino")
     weights = openvino.Tensor(stored["weights"].numpy())
-    # A program that was read back rounds in its own way, so a new one is read back too.
     return openvino.Core().read_model(model=stored["graph"].numpy().tobytes(), weights=weights)
 
 
@@ -110,20 +115,23 @@ def _bytes_of(path: Path) -> Tensor:
     return torch.from_numpy(np.fromfile(path, dtype=np.uint8))
 
 
-def _read(file: Path) -> dict[str, Tensor] | None:
-    """What `_write` wrote; None if there is nothing that can be used."""
+def _read(file: Path) -> Any:
+    """The program that `_write` wrote; None if there is nothing that can be used."""
     try:
         tensors, facts = read_tensors(file, SCHEMA, _MOST, _REMEDY)
         usual = facts.get("key") == file.stem and tensors.keys() == {"graph", "weights"}
         if not usual or any(tensor.dtype != torch.uint8 for tensor in tensors.values()):
             raise StateError(f"{file} does not hold the program it is named for; {_REMEDY}")
+        try:
+            return _program(tensors)
+        except Exception as error:  # sealed by someone on purpose; OpenVINO then raises all kinds
+            raise StateError(f"{file} holds no program ({' '.join(str(error).split())[:200]}); {_REMEDY}") from error
     except FileNotFoundError:
         return None
     except StateError as error:
         _log.warning("%s", error)
         drop(file)
         return None
-    return tensors
 
 
 def _write(file: Path, stored: dict[str, Tensor]) -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from PIL import Image
 
 import lessmore
 from lessmore.data.dataset import Dataset
+from lessmore.errors import StateError
 from lessmore.lab.job import open_model
 from lessmore.lab.spec import RunSpec
 from lessmore.models.vlm import VLM
+from lessmore.storage.sealed import read_json, write_sealed_json
 
 WARM, TIMED = 3, 12
 """Images before the clock runs, and while it does."""
+SCHEMA = "lessmore.pace/1"
+_COLUMNS = {"ms", "relative", "state_mb"}
+_REMEDY = "remove it, and its rows are measured again"
 
 
 def measure_pace(specs: Mapping[str, RunSpec], dataset: Dataset, base: str) -> dict[str, dict[str, float]]:
@@ -45,6 +52,40 @@ def measure_pace(specs: Mapping[str, RunSpec], dataset: Dataset, base: str) -> d
             seconds[name].append(_timed(adapters[name], image, vlm.device))
     skipped = min(WARM, len(images) - 1)
     return {name: _pace(own[skipped:], seconds[base][skipped:], adapters[name]) for name, own in seconds.items()}
+
+
+def write_pace(file: Path, pace: Mapping[str, Mapping[str, float]]) -> None:
+    """Keep what `measure_pace` found.
+
+    Args:
+        file: Where; a JSON file.
+        pace: Its result.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_sealed_json(file, {"schema": SCHEMA, "rows": pace})
+
+
+def read_pace(file: Path) -> dict[str, dict[str, float]]:
+    """What `write_pace` wrote.
+
+    Args:
+        file: The file, which exists.
+
+    Raises:
+        StateError: It is damaged or makes no sense.
+    """
+    rows = read_json(file, SCHEMA, _REMEDY).get("rows")
+    if not isinstance(rows, dict) or not all(_is_pace(row) for row in rows.values()):
+        raise StateError(f"{file} makes no sense: its rows are no times and sizes; {_REMEDY}")
+    return rows
+
+
+def _is_pace(row: Any) -> bool:
+    if not isinstance(row, dict) or row.keys() != _COLUMNS:
+        return False
+    return all(type(value) is float and math.isfinite(value) and value >= 0 for value in row.values())
 
 
 def _adapter(vlm: VLM, spec: RunSpec, dataset: Dataset) -> lessmore.Adapter:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lessmore.data.typed import parse_yaml
+from lessmore.data.typed import parse_yaml, read_text
 from lessmore.errors import ConfigError
 from lessmore.serve.errors import ForbiddenError, UnauthorisedError
-from lessmore.storage.files import read_file
 
 SCOPES = {
     "read": "see streams, events and metrics",
@@ -94,10 +93,7 @@ def read_keys(path: Path) -> list[Key]:
     Raises:
         ConfigError: It cannot be read, or an entry makes no sense.
     """
-    try:
-        value = parse_yaml(read_file(path, _MOST).decode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key file {path} cannot be read ({error}); make one with --make-key NAME") from error
+    value = parse_yaml(read_text(path, "the key file", _MOST), f"the key file {path}")
     entries = value.get("keys") if isinstance(value, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"the key file {path} has no list 'keys'; make an entry with --make-key NAME")
@@ -117,7 +113,7 @@ def _key(entry: Any, number: int, path: Path) -> Key:
         raise ConfigError(f"{where} has the name {name!r}; take letters, digits, dots and dashes")
     if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ConfigError(f"{where} has no SHA-256 in hexadecimal digits; make one with --make-key NAME")
-    if not isinstance(scopes, list) or not scopes or not set(scopes) <= set(SCOPES):
+    if not isinstance(scopes, list) or not scopes or not all(one in tuple(SCOPES) for one in scopes):
         raise ConfigError(f"{where} has the scopes {scopes!r}; take some of {', '.join(SCOPES)}")
     return Key(Caller(name, frozenset(scopes)), bytes.fromhex(digest))
 
