@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import lessmore
@@ -22,10 +23,13 @@ Content = tuple[dict[str, Tensor], dict[str, Any]]
 NAMES = world.world_class_names(world.test_classes(4))
 NONSENSE: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Any]] = {
     "how it was learnt": lambda tensors, facts: facts.pop("words"),
+    "say how it was": lambda tensors, facts: facts.update(words="\ud800"),
     "does not say how": lambda tensors, facts: facts.update(method=["coop"]),
     "no tensor 'context'": lambda tensors, facts: tensors.clear(),
     "not float32": lambda tensors, facts: tensors.update(context=tensors["context"][:2]),
     "is float16": lambda tensors, facts: tensors.update(context=tensors["context"].half()),
+    "is bool": lambda tensors, facts: tensors.update(context=tensors["context"] > 0),
+    "is float8": lambda tensors, facts: tensors.update(context=tensors["context"].to(torch.float8_e4m3fn)),
     "too many": lambda tensors, facts: tensors.update(more=tensors["context"].clone()),
     "out of range": lambda tensors, facts: tensors.update(context=tensors["context"] * 1e9),
     "not finite": lambda tensors, facts: tensors.update(context=tensors["context"] / 0),

@@ -151,7 +151,7 @@ def write_context(path: Path, vlm: VLM, tensors: Mapping[str, Tensor], facts: Ma
 
 
 def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file that was learnt with this model's text tower, in whatever precision.
+    """Tensors, for `check_learned`, and facts of a file that was learnt with this model's text tower.
 
     Args:
         path: A file of `write_context`.
@@ -174,8 +174,9 @@ def read_context(path: Path, vlm: VLM) -> tuple[dict[str, Tensor], dict[str, Any
         raise ConfigError(
             f"{path} was learnt with another text tower; load that model, or train a context for this one"
         )
-    if reason := _problem(tensors, facts):
-        raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
+    told = [facts.get(name) for name in ("method", "words")]
+    if not all(isinstance(one, str) and one and one.isprintable() for one in told):  # half a letter is not printable
+        raise ConfigError(f"{path} does not say how it was learnt; {_REMEDY}")
     return {name: tensor.to(vlm.device) for name, tensor in tensors.items()}, facts
 
 
@@ -195,17 +196,14 @@ def check_learned(
     """
     written = torch.float64 if facts["text_tower"]["dtype"] == "torch.float64" else torch.float32
     forms = {name: Form(written, tuple(tensor.shape)) for name, tensor in like.items()}
-    reason = form_problem(tensors, forms)
+    # The forms come first: of some types torch cannot even say whether they are finite.
+    if reason := form_problem(tensors, forms) or finite_problem(tensors) or _range_problem(tensors):
+        raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
+
+
+def _range_problem(tensors: Mapping[str, Tensor]) -> str | None:
     far = next((name for name, tensor in tensors.items() if bool((tensor.abs() > _LARGEST).any())), None)
-    if reason or far is not None:
-        raise ConfigError(f"{path} makes no sense: {reason or f'{far} has a number out of range'}; {_REMEDY}")
-
-
-def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str | None:
-    """Why this cannot be a learned context, whatever the method; None if it can."""
-    if not all(isinstance(facts.get(name), str) and facts[name] for name in ("method", "words")):
-        return "it does not say how it was learnt"
-    return finite_problem(tensors)
+    return None if far is None else f"{far} has a number out of range"
 
 
 def _identity(vlm: VLM) -> dict[str, str]:
