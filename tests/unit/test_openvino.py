@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from lessmore import cli
 from lessmore.assets import world
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.engines import build, cpu, encoder_key, encoder_on, resolve_engine
+from lessmore.engines.answered import Answered
 from lessmore.engines.availability import import_without_telemetry
 from lessmore.engines.calibration import IMAGES, calibration_pixels
 from lessmore.engines.precision import check_precision, precision_key
+from lessmore.engines.together import NextImage, take_turn
 from lessmore.errors import ConfigError, StateError
 from lessmore.lab.job import prepare_job
 from lessmore.lab.report.tokens import as_picture
@@ -146,6 +149,23 @@ def test_int8_is_near_calibrated_kept_on_disk_and_of_its_own_state(
     assert torch.equal(again.predict(images[3]).scores, method.predict(images[3]).scores)
     files[0].write_bytes(files[0].read_bytes()[:-1])
     assert quantised._read(files[0]) is None and not files[0].exists()
+
+
+@needs_openvino
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_streams_that_are_answered_together_keep_engine_and_precision(precision: str) -> None:
+    images = drawn("tiny", 6)
+    pictures = [as_picture(one) for one in world.draw_scene(world.world_sample(8, 7, CLASSES))[0]]
+    more: dict[str, Any] = {"precision": precision, "calibrate": pictures if precision == "int8" else None}
+    one = lessmore.adapt("tiny", NAMES, engine="openvino", cache=False, **more)
+    streams = [one.fork() for _ in range(3)]
+    for image in images:
+        alone = one(image[0])
+        turn = take_turn([NextImage(stream.answerer, stream.pixels(image[0])) for stream in streams])
+        for answered in turn:
+            assert isinstance(answered, Answered)
+            assert torch.equal(answered.zero_shot, alone.zero_shot_scores)
+            assert torch.equal(answered.scores, alone.scores)
 
 
 def test_runs_say_engine_and_precision(tmp_path: Path, make_picture: Callable[..., object]) -> None:

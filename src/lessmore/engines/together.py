@@ -72,6 +72,10 @@ def shared_setup(answerer: Answerer) -> Setup | None:
     setup = getattr(method, "setup", None)
     if not isinstance(method, FromEncoded) or method.wants is None or not isinstance(setup, Setup):
         return None
+    # The shared pass computes in the type of the weights; whoever asked for another engine or precision gets that.
+    own = setup.precision in (None, str(setup.vision.positions.dtype).removeprefix("torch."))
+    if answerer.engine == "openvino" or not own:
+        return None
     return None if setup.preset.condensation.rule == "sampling" else setup
 
 
