@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lessmore.assets import camera, world
@@ -52,8 +53,21 @@ def test_a_look_shows_the_newest_images_tokens_and_voters(shared_server: Server)
     assert [vote["label"] for vote in found["votes"]] == [label for label, _ in prediction.top(3)]
     for vote in found["votes"]:
         numbers = [i + 1 for i in sorted(ids[CLASSES.index(vote["label"])].tolist()) if i >= 0]
-        assert [image["number"] for image in vote["images"]] == numbers
+        assert sorted(image["number"] for image in vote["images"]) == numbers
+        added = [image["added"] for image in vote["images"]]
+        assert added == sorted(added, reverse=True) and all(weight > 0 for weight in added)
     assert any(vote["images"] for vote in found["votes"])
+
+
+@pytest.mark.parametrize(("preset", "engine"), [("default", "eager"), ("default", "cpu"), ("fixed", "eager")])
+def test_what_stored_images_added_is_what_adaptation_added(preset: str, engine: str) -> None:
+    adapter = fresh_adapter(preset=preset, engine=engine)
+    method = adapter.answerer.method
+    for image in pictures(12):
+        outcome = method.predict(adapter.pixels(image))
+    sums = method.contributions().sum(dim=-1)
+    assert sums.max() > 0.01
+    torch.testing.assert_close((outcome.evidence + sums).softmax(dim=-1), outcome.scores, rtol=1e-4, atol=1e-6)
 
 
 def test_pictures_are_kept_only_where_the_operator_says_so(shared_server: Server) -> None:

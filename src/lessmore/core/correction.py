@@ -79,9 +79,27 @@ def class_scores(affinity: Tensor, counted: Tensor, config: Adaptation) -> Tenso
     Returns:
         `[..., C]`.
     """
-    score = torch.exp(-config.sharpness * (1 - affinity)) if config.kernel == "exp" else affinity
-    total = (score * counted).sum(dim=-1)
+    total = (_kernel(affinity, config) * counted).sum(dim=-1)
     return total if config.over == "sum" else total / counted.sum(dim=-1).clamp_min(1)
+
+
+def _kernel(affinity: Tensor, config: Adaptation) -> Tensor:
+    return torch.exp(-config.sharpness * (1 - affinity)) if config.kernel == "exp" else affinity
+
+
+def contributions(affinity: Tensor, counted: Tensor, config: Adaptation, trust: Tensor | None = None) -> Tensor:
+    """What each entry adds to the score of its class, `[..., C, M]`; their sums are what `correct` adds.
+
+    Args:
+        affinity: Affinities with the entries, `[..., C, M]`.
+        counted: Which entries vote, `[..., C, M]` bool.
+        config: λ, the kernel, and whether votes are summed or averaged.
+        trust: How much each class counts, `[..., C]`; None counts all fully.
+    """
+    parts = config.lam * _kernel(affinity, config) * counted
+    if config.over == "mean":
+        parts = parts / counted.sum(dim=-1, keepdim=True).clamp_min(1)
+    return parts if trust is None else trust.unsqueeze(-1) * parts
 
 
 def correct(logits: Tensor, scores: Tensor, config: Adaptation, trust: Tensor | None = None) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 from lessmore.core import stream, stream_check
 from lessmore.core.class_list import ClassChange, follow_classes
 from lessmore.core.condense.source import Step
-from lessmore.core.correction import layer_weights, probabilities
+from lessmore.core.correction import affinities, contributions, layer_weights, probabilities, votes
 from lessmore.core.costs import Accounting, costs
-from lessmore.core.debias import StreamMean
+from lessmore.core.debias import StreamMean, trust
 from lessmore.core.encoder import Encoded, encode
 from lessmore.core.novelty import followed_frames
 from lessmore.core.reservoir import ready_anchors
@@ -151,6 +151,21 @@ class TCA:
         delta = self._last.named()
         delta["last_frames"] = delta["last_frames"][-1:]  # the others were there before
         return delta if int(delta["slot"]) >= 0 else {**delta, "tokens": delta["tokens"][:0]}
+
+    def contributions(self) -> Tensor:
+        """What each stored image added to its class's score in the last answer, `[C, M]`.
+
+        With `order="predict_first"`, an entry that the last image took the place of is missing.
+        """
+        assert self._last is not None, "no image was answered yet"
+        adaptation, placement, memory = self.setup.preset.adaptation, self._last.placement, self.stream.reservoir
+        plain = adaptation.debias == "off"
+        token_mean = None if plain else self.stream.token_mean
+        affinity = affinities(placement.tokens, memory.anchors, self.weights, token_mean)
+        counted = votes(memory.ids, placement.id, adaptation)
+        if adaptation.order == "predict_first":
+            counted = counted & (memory.ids != placement.id)
+        return contributions(affinity, counted, adaptation, None if plain else trust(self.stream.stream_mean))
 
     def redo(self, delta: Mapping[str, Tensor]) -> None:
         """Let an image in by its `delta`.

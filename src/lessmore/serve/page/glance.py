@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,18 +94,22 @@ class Glance:
 
     def _votes(self, adapter: Adapter) -> list[dict[str, Any]]:
         """The stored images of the most probable classes; none where the setting lets none vote."""
-        memory = _reservoir(adapter)
-        if memory is None or adapter.preset.adaptation.lam == 0:
+        method = adapter.answerer.method
+        if not isinstance(method, TCA) or not self.best or adapter.preset.adaptation.lam == 0:
             return []
-        return [{"label": adapter.classes[c], "images": self._stored(memory, c)} for c in self.best]
+        memory, added = method.stream.reservoir, method.contributions()
+        return [{"label": adapter.classes[c], "images": self._stored(memory, added[c], c)} for c in self.best]
 
-    def _stored(self, memory: Reservoir, label: int) -> list[dict[str, Any]]:
-        pairs = sorted(zip(memory.ids[label].tolist(), memory.keys[label].tolist(), strict=True))
-        shown = [(i, key, self.thumbnails.get(i)) for i, key in pairs if i >= 0]
-        return [
-            {"number": i + 1, "entropy": key, "thumbnail": None if picture is None else _uri(picture)}
-            for i, key, picture in shown
+    def _stored(self, memory: Reservoir, added: Tensor, label: int) -> list[dict[str, Any]]:
+        """The stored images of a class, the one that added most first."""
+        facts = zip(memory.ids[label].tolist(), memory.keys[label].tolist(), added.tolist(), strict=True)
+        found = [
+            {"number": i + 1, "entropy": key, "added": weight if math.isfinite(weight) else None}
+            | {"thumbnail": _uri(self.thumbnails[i]) if i in self.thumbnails else None}
+            for i, key, weight in facts
+            if i >= 0
         ]
+        return sorted(found, key=lambda one: -(one["added"] or 0))
 
 
 def _reservoir(adapter: Adapter) -> Reservoir | None:

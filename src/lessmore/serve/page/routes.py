@@ -57,7 +57,7 @@ class StreamGlance(BaseModel):
     tokens: dict[str, Any] | None
     """Fate of every patch after every condensing block, and the colour of its token."""
     votes: list[dict[str, Any]]
-    """The most probable classes, each with its stored images."""
+    """The most probable classes, each with its stored images and what each of them added to the class's score."""
 
 
 class CameraPicture(BaseModel):
