@@ -124,6 +124,7 @@ def test_preset_is_the_safe_one_unless_another_is_said(
         (["CLIP", "--every", "-1"], "--every must be 0 or more"),
         (["CLIP", "--resume"], "--state"),
         (["CLIP", "--max-batch", "0"], "--max-batch"),
+        (["987"], "there is no webcam 987 on this machine"),
         (["CLIP", "--save-every", "0"], "--save-every"),
         (["CLIP", "--output", "out.txt"], ".csv or .jsonl"),
         (["CLIP", "--hardware", "abacus"], "use none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from collections import deque
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image
 
 from lessmore.cameras.folder import Folder
 from lessmore.cameras.source import FrameSource
-from lessmore.cameras.video import DecodingOptions, SourceError, Video, check_hardware
+from lessmore.cameras.video import DecodingOptions, SourceError, Video, _webcam, check_hardware
 from lessmore.errors import ConfigError, ImageError
 from tests.cameras.scenes import pictures, write_video
 
@@ -162,3 +163,23 @@ def test_a_file_that_is_being_written_waits(tmp_path: Path) -> None:
     assert folder._complete() == ["new.png"]
     with pytest.raises(SourceError, match="gone"):
         list(folder_of(tmp_path / "gone").frames())
+
+
+def webcam(monkeypatch: pytest.MonkeyPatch, *device: str) -> Video:
+    """Webcam 0, with another device in its place."""
+    monkeypatch.setattr("lessmore.cameras.video._webcam", lambda number: (*device, {}))
+    return Video(FrameSource("camera-0", "webcam", "0"), DecodingOptions())
+
+
+def test_a_webcam_is_opened_as_an_input_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = webcam(monkeypatch, "testsrc=size=64x48:rate=30:duration=1", "lavfi")  # the one device that is everywhere
+    frames = list(opened.frames())
+    assert len(frames) == 30 and frames[0].image.size == (64, 48)
+    assert not opened.finite and frames[0].seconds is None, "a live source has no time of its own"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Video4Linux is Linux's")
+def test_video4linux_is_asked_for_webcams(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _webcam(3) == ("/dev/video3", "v4l2", {})
+    with pytest.raises(SourceError, match="webcam 0: Inappropriate ioctl"):  # said by Video4Linux, of what is no camera
+        webcam(monkeypatch, "/dev/null", "v4l2")

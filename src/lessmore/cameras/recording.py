@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ class AnnotatedVideo(Sink):
         reason = getattr(error, "strerror", None) or error
         self.problems.append(f"{self.path} ends here ({reason}); make room, and start again with another --save")
         self._container = None
+
+
+def next_part(path: Path) -> Path:
+    """The path, or another part of it, `NAME-2.mp4` and so on, where there is such a video already.
+
+    Args:
+        path: The video.
+    """
+    parts = (path.with_stem(f"{path.stem}-{part}") for part in count(2))
+    return path if not path.exists() else next(part for part in parts if not part.exists())
 
 
 def annotated(image: Image.Image, answer: CameraAnswer) -> Image.Image:

@@ -130,6 +130,21 @@ def _name(text: str) -> str:
     return _ODD.sub("-", text).strip("-")[:64] or "source"
 
 
+def check_webcams(sources: Iterable[FrameSource]) -> None:
+    """Refuse webcams that are not there, where the system says which are.
+
+    Raises:
+        ConfigError: With those that are there.
+    """
+    if sys.platform != "linux":
+        return
+    found = sorted(name.removeprefix("video") for name in os.listdir("/dev") if re.fullmatch(r"video[0-9]+", name))
+    for one in sources:
+        if one.kind == "webcam" and one.address not in found:
+            there = f"there are {', '.join(found)}" if found else "there is none"
+            raise ConfigError(f"there is no webcam {one.address} on this machine; {there}, or give another source")
+
+
 def check_stdin(sources: Iterable[FrameSource]) -> None:
     """Refuse standard input where it is somebody at a keyboard.
 

@@ -252,6 +252,8 @@ def _said(source: FrameSource, error: Exception) -> str:
         reason = f"nothing came for {PATIENCE:.0f} seconds"
     if isinstance(error, (av.error.ArgumentError, av.error.InvalidDataError)):
         reason = "this is no video of a kind that is read, and playlists are not"
+    if source.kind == "webcam":
+        return f"webcam {source.address}: {reason}"
     return f"{source.shown}: {reason.replace(source.address, source.shown)}"
 
 

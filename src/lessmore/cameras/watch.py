@@ -21,8 +21,10 @@ from lessmore.adapter import Adapter
 from lessmore.cameras.answer import CameraAnswer, Sink, now
 from lessmore.cameras.frame import Frame
 from lessmore.cameras.memory import Kept, Memory
+from lessmore.cameras.overlay import Overlay, with_tokens
 from lessmore.cameras.reader import Reader, ReadingOptions
 from lessmore.cameras.source import FrameSource
+from lessmore.core.condense.source import source_map
 from lessmore.engines.answered import Answered
 from lessmore.engines.together import NextImage, take_turn
 from lessmore.errors import ConfigError, ImageError, NonFiniteError, StateError
@@ -46,6 +48,8 @@ class WatchOptions:
     resume: bool = False
     save_every: float = 30.0
     """Seconds between two writes of the state files."""
+    overlay: Overlay = "none"
+    """What is painted over the frames that sinks get."""
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
@@ -223,13 +227,20 @@ class Watch:
             answers = take_turn(images, together=self._options.max_batch > 1)
             results |= {i: answer for (i, _), answer in zip(good, answers, strict=True)}
         for i, (stream, frame) in enumerate(zip(waiting, frames, strict=True)):
-            self._deliver(stream.settle(frame, results[i]), frame.image if isinstance(pixels[i], Tensor) else None)
+            shown = self._shown(stream, frame, results[i]) if isinstance(pixels[i], Tensor) else None
+            self._deliver(stream.settle(frame, results[i]), shown)
         # Whoever was answered goes to the end, so that more sources than fit into a batch take turns.
         self._order = [stream for stream in self._order if stream not in waiting] + waiting
         return True
 
     def _track(self, frame: Frame) -> str | None:
         return str(frame.scene) if self._options.reading.rules.track else None
+
+    def _shown(self, stream: WatchedSource, frame: Frame, answered: object) -> Image.Image:
+        """The frame as sinks get it."""
+        if self._options.overlay == "none" or not isinstance(answered, Answered) or not answered.steps:
+            return frame.image
+        return with_tokens(frame.image, source_map(answered.steps), stream.adapter.vlm.preprocess)
 
     def _deliver(self, answer: CameraAnswer, image: Image.Image | None) -> None:
         for sink in self._sinks:

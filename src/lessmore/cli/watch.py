@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -102,6 +101,8 @@ def _add_selection(args: ArgumentParser) -> None:
 def _add_outputs(args: ArgumentParser) -> None:
     save = "video of the answered frames with their answers; of several sources out-NAME.mp4 for each"
     args.add_argument("--save", type=str | None, default=None, help=save)
+    overlay = "tokens: paint into the video of --save where the patches of each frame went"
+    args.add_argument("--overlay", type=Literal["none", "tokens"], default="none", help=overlay)
     mqtt = "mqtt://user:password@host:1883/prefix of a broker, or mqtts://; Home Assistant finds the sources by itself"
     args.add_argument("--mqtt", type=str | None, default=None, help=mqtt)
     args.add_argument("--webhook", type=str | None, default=None, help="http(s) address to which answers are posted")
@@ -117,11 +118,12 @@ def run(args: Namespace) -> int:
         from lessmore.cameras import mqtt, video  # noqa: F401  (what the extra brings)
     except ModuleNotFoundError as error:
         raise ConfigError(f"lessmore watch needs {error.name}; pip install 'lessmore[camera]'") from error
-    from lessmore.cameras.source import check_stdin, read_sources
+    from lessmore.cameras.source import check_stdin, check_webcams, read_sources
 
     check_json_lines(args)
     sources = read_sources(args.sources)
     check_stdin(sources)
+    check_webcams(sources)
     options = _options(args)
     output = None if args.output in (None, "-") else Path(args.output)
     if output is not None:
@@ -144,7 +146,7 @@ def _options(args: Namespace) -> WatchOptions:
     decoding = video.DecodingOptions(args.keyframes, args.hardware)
     reading = ReadingOptions(rules, decoding, args.frames, args.once)
     state = None if args.state is None else Path(args.state)
-    return WatchOptions(reading, args.max_batch, state, args.resume, args.save_every)
+    return WatchOptions(reading, args.max_batch, state, args.resume, args.save_every, args.overlay)
 
 
 def _folder(path: Path) -> Path:
@@ -164,6 +166,8 @@ def _check_outputs(args: Namespace, sources: list[FrameSource]) -> None:
         mqtt_address(args.mqtt)
     if args.webhook is not None:
         web_address(args.webhook)
+    if args.overlay != "none" and args.save is None:
+        raise ConfigError(f"--overlay {args.overlay} is painted into a video; add --save out.mp4")
     if args.save is not None:
         check_writable(Path(args.save), (".mp4",))
         for source in sources:
@@ -172,12 +176,13 @@ def _check_outputs(args: Namespace, sources: list[FrameSource]) -> None:
 
 def _video_path(args: Namespace, source: FrameSource, sources: list[FrameSource]) -> Path:
     """The video of a source; one that goes on begins another part."""
+    from lessmore.cameras.recording import next_part
+
     base = Path(args.save)
     path = base if len(sources) == 1 else base.with_stem(f"{base.stem}-{source.name}")
     if path.exists() and not args.resume:
         raise ConfigError(f"{path} is there already; remove it, or choose another --save")
-    parts = (path.with_stem(f"{path.stem}-{part}") for part in count(2))
-    return path if not path.exists() else next(part for part in parts if not part.exists())
+    return next_part(path)
 
 
 def _run(args: Namespace, sources: list[FrameSource], options: WatchOptions, output: Path | None) -> int:

@@ -157,10 +157,15 @@ def _paint(picture: Image.Image, fate: NDArray[Any], colours: NDArray[np.int64],
 
 
 @functools.cache
-def hatched(side: int) -> NDArray[np.uint8]:
-    """A black square with grey diagonals, which no dark object looks like, `[side, side, 3]`."""
+def hatched(side: int, width: int = 1) -> NDArray[np.uint8]:
+    """A black square with grey diagonals, which no dark object looks like, `[side, side, 3]`.
+
+    Args:
+        side: In pixels.
+        width: Of a diagonal, in pixels.
+    """
     rows, columns = np.indices((side, side))
-    lines = (rows + columns) % 6 == 0
+    lines = (rows + columns) // width % 6 == 0
     return np.repeat(np.where(lines, 120, 0).astype(np.uint8)[..., None], 3, axis=2)
 
 
