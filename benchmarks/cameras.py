@@ -1,6 +1,8 @@
 """What watching costs on this machine: latency of a 30 fps camera, a camera's share of a core, cameras without drops.
 
-    python benchmarks/cameras.py --output benchmarks/results/cameras.json
+    python -m benchmarks.cameras --page docs/cameras.md          # at most 12 minutes, on an idle machine
+    python -m benchmarks.cameras --table                         # the table of the last run
+    python -m benchmarks.cameras --quick --output /dev/shm/cameras.json
 
 Videos are 1080p (latency, share) and 640 × 360 (many cameras), drawn here, encoded as H.264 and played at their own
 pace, as a camera would. The RTSP camera is GStreamer in the system's Python (see `make test-services`), sends JPEG in
@@ -20,13 +22,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.results_page import between
 from lessmore.adapter import Adapter, adapt
 from lessmore.cameras.reader import ReadingOptions
 from lessmore.cameras.selection import SelectionRules
@@ -34,9 +37,28 @@ from lessmore.cameras.source import read_sources
 from lessmore.cameras.video import DecodingOptions
 from lessmore.cameras.watch import Watch, WatchOptions
 from lessmore.engines.cores import limit_threads, usable_cores
+from lessmore.errors import ConfigError
 
 CLASSES = [f"{colour} {thing}" for colour in ("red", "blue") for thing in ("circle", "square", "star", "gear", "key")]
 PYTHON = "/usr/bin/python3"
+ENGINES = ["eager", "cpu", "openvino", "openvino int8", "openvino bfloat16", "cpu bfloat16"]
+MOST, STEPS = 64, 4
+"""Cameras tried at most, and numbers of cameras tried."""
+LATEST = 20.0
+"""Seconds in which every source must have had its first answer."""
+BEGIN, END = "<!-- numbers: benchmarks/cameras.py -->", "<!-- end of the numbers -->"
+HEAD = (
+    "| model and engine | file, p50 / p99 | answers a second | RTSP, p50 / p99 | answers a second | cameras of 1 fps |",
+    "|---|---|---|---|---|---|",
+)
+EXPLAINED = """\
+Milliseconds from the decoded frame to its answer, of one 1080p camera of 30 frames a second, always the newest
+frame. Frames without an answer were dropped because a newer one came. The last column is the most cameras of one frame
+of 640 × 360 a second that were answered without a drop in {seconds:.0f} seconds."""
+MACHINE = """\
+{cores} cores, {threads} threads, torch {torch}, load {load_before} before. {model} has random weights.
+Preset `camera`. The RTSP server shares the cores."""
+Figures = dict[str, Any]
 SERVER = Path(__file__).parents[1] / "tests" / "cameras" / "rtsp_server.py"
 
 
@@ -68,21 +90,63 @@ def draw(path: Path, width: int, height: int, rate: int, seconds: int) -> Path:
     return path
 
 
+@cache
+def random_weights(name: str) -> Any:
+    """A model of open_clip in this shape."""
+    import open_clip
+
+    torch.manual_seed(0)
+    return open_clip.create_model(name).eval()
+
+
 def model(name: str, **options: Any) -> Adapter:
-    """A stream of `tiny`, or of a shape of open_clip with random weights."""
+    """A stream of `tiny`, or of a shape of open_clip with random weights, under preset `camera`."""
+    options["preset"] = "camera"
     if name == "tiny":
         return adapt("tiny", CLASSES, cache=False, **options)
     import open_clip
 
-    torch.manual_seed(0)
-    host = open_clip.create_model(name).eval()
+    host = random_weights(name)
     return adapt(host, CLASSES, tokenizer=open_clip.get_tokenizer(name), cache=False, **options)
+
+
+class TooSlow(Exception):
+    """Not every source had an answer in time."""
+
+
+class Clock:
+    """What is left of the time that a run may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self._began, self._seconds = time.monotonic(), seconds
+
+    @property
+    def took(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._seconds - self.took
+
+
+class Places(NamedTuple):
+    """Where the frames come from."""
+
+    large: Path
+    """A 1080p video of 30 frames a second."""
+    small: Path
+    """A video of one small frame a second."""
+    rtsp: str | None
+    """A 1080p camera of 30 frames a second."""
 
 
 def watched(adapter: Adapter, words: list[str], seconds: float, reading: ReadingOptions) -> tuple[Watch, float, float]:
     """A watch of so many seconds after every source was live, its wall time and its processor time."""
     watch = Watch(adapter, read_sources(words), WatchOptions(reading), [])
     began: list[tuple[float, float]] = []
+    end = time.monotonic() + seconds + LATEST
 
     def stopped() -> bool:
         if not began and all(stream.kept.answers for stream in watch.streams):
@@ -90,24 +154,27 @@ def watched(adapter: Adapter, words: list[str], seconds: float, reading: Reading
             for stream in watch.streams:
                 stream.latencies.clear()
                 stream.reader.selection.dropped.clear()
-        return bool(began) and time.monotonic() - began[0][0] > seconds
+        return time.monotonic() > (began[0][0] + seconds if began else end)
 
     watch.run(stopped)
+    if not began:
+        raise TooSlow
     start, cpu = began[0]
     return watch, time.monotonic() - start, time.process_time() - cpu
 
 
-def latency(adapter: Adapter, word: str, seconds: float) -> dict[str, Any]:
+def latency(adapter: Adapter, word: str, seconds: float) -> Figures:
     """From a decoded frame to its answer, of the newest frames of one camera."""
     watch, wall, cpu = watched(adapter, [word], seconds, ReadingOptions(frames="newest"))
     (stream,) = watch.streams
     times = sorted(stream.latencies)
+    if not times:
+        raise TooSlow
     return {
-        "answers": len(times),
         "answers a second": round(len(times) / wall, 1),
         "p50 ms": round(times[len(times) // 2], 1),
         "p99 ms": round(times[int(0.99 * (len(times) - 1))], 1),
-        "dropped": dict(stream.reader.selection.dropped),
+        "dropped a second": {why: round(n / wall, 1) for why, n in stream.reader.selection.dropped.items()},
         "processor": round(cpu / wall, 2),
     }
 
@@ -115,28 +182,39 @@ def latency(adapter: Adapter, word: str, seconds: float) -> dict[str, Any]:
 def idle_share(adapter: Adapter, word: str, seconds: float, keyframes: bool) -> float:
     """Processor seconds for each second of a camera whose frames are decoded and not answered."""
     reading = ReadingOptions(SelectionRules(every=1e6), DecodingOptions(keyframes), frames="newest")
-    watch, _, cpu = watched(adapter, [word], seconds, reading)
+    watch, wall, cpu = watched(adapter, [word], seconds, reading)
     frames = watch.streams[0].reader.selection.dropped["every"]
     # By the video's clock, not the wall's: on a busy machine the watch may fall behind.
-    return round(cpu / (frames if keyframes else frames / 30), 4)
+    return round(cpu / (wall if keyframes else max(1, frames) / 30), 3)
 
 
-def carried(adapter: Adapter, clip: Path, seconds: float, most: int) -> dict[str, Any]:
-    """How many cameras of one frame a second are answered without a drop: doubled until one drops."""
+def drops(adapter: Adapter, clip: Path, count: int, seconds: float) -> int:
+    """Frames left out by so many cameras of one frame a second."""
+    for i in range(count):
+        if not (copy := clip.with_name(f"cam{i}.mp4")).exists():
+            os.link(clip, copy)
+    words = [f"cam{i}={clip.with_name(f'cam{i}.mp4')}" for i in range(count)]
+    watch, _, _ = watched(adapter, words, seconds, ReadingOptions(frames="newest"))
+    return sum(stream.reader.selection.dropped["newer"] for stream in watch.streams)
+
+
+def carried(adapter: Adapter, clip: Path, seconds: float, first: float, clock: Clock) -> Figures:
+    """How many cameras of one frame a second are answered without a drop; a few steps around a first guess."""
     tried: dict[int, int] = {}
-    count = 1
-    while count <= most:
-        words = [f"cam{i}={clip.with_name(f'cam{i}.mp4')}" for i in range(count)]
-        for i in range(count):
-            copy = clip.with_name(f"cam{i}.mp4")
-            if not copy.exists():
-                os.link(clip, copy)
-        watch, _, _ = watched(adapter, words, seconds, ReadingOptions(frames="newest"))
-        tried[count] = sum(stream.reader.selection.dropped["newer"] for stream in watch.streams)
-        if tried[count]:
-            break
-        count *= 2
-    return {"without drops": max((n for n, drops in tried.items() if not drops), default=0), "drops by cameras": tried}
+    count = max(1, min(MOST, round(first)))
+    while len(tried) < STEPS and count not in tried and clock.left > seconds:
+        try:
+            tried[count] = drops(adapter, clip, count, seconds)
+        except TooSlow:
+            tried[count] = count
+        good = [n for n, lost in tried.items() if not lost]
+        bad = [n for n, lost in tried.items() if lost]
+        low, high = max(good, default=0), min(bad, default=MOST + 1)
+        if not bad:
+            count = min(MOST, max(low + 1, round(1.3 * low)))
+        else:
+            count = max(1, (low + high) // 2)
+    return {"without drops": max((n for n, lost in tried.items() if not lost), default=0), "drops by cameras": tried}
 
 
 @contextmanager
@@ -162,39 +240,107 @@ def rtsp_camera(folder: Path) -> Iterator[str | None]:
         server.wait()
 
 
-def main() -> None:
-    """Measure everything and write it down."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--output", type=Path, required=True)
-    options.add_argument("--seconds", type=float, default=10, help="length of each measurement")
-    options.add_argument("--models", nargs="+", default=["tiny", "ViT-B-16"])
-    options.add_argument("--most", type=int, default=64, help="cameras to try at most")
-    args = options.parse_args()
-    limit_threads()
-    load = round(os.getloadavg()[0], 1)
-    results: dict[str, Any] = {}
+def measure_one(name: str, engine: str, places: Places, seconds: float, clock: Clock) -> Figures:
+    """All figures of a model in one engine; what there is no time for is left out."""
+    kind, _, precision = engine.partition(" ")
+    more: dict[str, Any] = {"engine": kind, "precision": precision or None}
+    if precision == "int8":
+        more["calibrate"] = [Image.fromarray(scene(8 * i, 640, 360)) for i in range(16)]
+    try:
+        adapter = model(name, **more)
+    except ConfigError as error:
+        return {"refused": str(error)}
+    found: Figures = {}
+    for what, word in (("file", str(places.large)), ("RTSP", places.rtsp)):
+        if word is None or clock.left < seconds:
+            continue
+        try:
+            found[what] = latency(adapter, word, seconds)
+        except TooSlow:
+            found[what] = {"answers a second": 0.0}
+    if clock.left > seconds:
+        first = found.get("file", {}).get("answers a second", 1.0)
+        found["cameras of 1 fps"] = carried(adapter, places.small, seconds, first, clock)
+    return found
+
+
+def measured(args: argparse.Namespace, clock: Clock) -> Figures:
+    """Everything, as far as there is time."""
+    load, rows, idle = round(os.getloadavg()[0], 1), {}, {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        length = int(4 * args.seconds) + 20
-        large = draw(folder / "large.mp4", 1920, 1080, 30, int(2 * args.seconds) + 8)
-        small = draw(folder / "small.mp4", 640, 360, 1, length)
-        results["processor seconds a second, idle 1080p camera"] = {
-            what: idle_share(model("tiny"), str(large), args.seconds, keyframes)
-            for what, keyframes in (("every frame decoded", False), ("key frames alone", True))
-        }
-        print(results, flush=True)
-        for one in args.models:
-            adapter = model(one)
-            results[f"{one}, file"] = latency(adapter, str(large), args.seconds)
-            with rtsp_camera(folder) as address:
-                results[f"{one}, RTSP"] = address and latency(adapter, address, args.seconds)
-            results[f"{one}, cameras of 1 fps"] = carried(adapter, small, args.seconds, args.most)
-            print(json.dumps(results, indent=1), flush=True)
-    results["machine"] = {
-        "cores": usable_cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "load before": load, "load after": round(os.getloadavg()[0], 1),
+        folder, seconds = Path(name), args.seconds
+        large = draw(folder / "large.mp4", 1920, 1080, 30, int(seconds + LATEST))
+        small = draw(folder / "small.mp4", 640, 360, 1, int(seconds + LATEST + 10))
+        with rtsp_camera(folder) as address:
+            places = Places(large, small, address)
+            plain = model("tiny")
+            for source, word in (("file, H.264", str(large)), ("RTSP, JPEG", address)):
+                for what, keyframes in (("every frame", False), ("key frames alone", True)):
+                    if word is not None and not (keyframes and word == address):  # every JPEG is a key frame
+                        idle[f"{source}, {what}"] = idle_share(plain, word, seconds, keyframes)
+            for one in [f"tiny {engine}" for engine in args.engines[:2]] + [f"{args.model} {e}" for e in args.engines]:
+                which, _, engine = one.partition(" ")
+                late = {"refused": "no time was left"}
+                rows[one] = measure_one(which, engine, places, seconds, clock) if clock.left > 0 else late
+                print(f"{one}: {json.dumps(rows[one])}", flush=True)
+    return {
+        "idle": idle, "rows": rows, "seconds": args.seconds, "model": args.model,
+        "machine": {
+            "cores": usable_cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "load before": load, "load after": round(os.getloadavg()[0], 1), "took": round(clock.took),
+        },
     }  # fmt: skip
-    args.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def table(results: Figures) -> str:
+    """The figures as Markdown."""
+    machine, (columns, rule) = results["machine"], HEAD
+    lines = [columns, rule]
+    for name, row in results["rows"].items():
+        if "refused" in row:
+            lines.append(f"| {name} | not measured: {row['refused'].replace('|', '/')} | | | | |")
+            continue
+        cells = [cell for what in ("file", "RTSP") for cell in _latency_cells(row.get(what))]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row.get('cameras of 1 fps', {}).get('without drops', '–')} |")
+    lines += [
+        "",
+        EXPLAINED.format(**results),
+        "",
+        "| a 1080p camera that is decoded and not answered | share of a core |",
+    ]
+    lines += ["|---|---|", *(f"| {what} | {share} |" for what, share in results["idle"].items()), ""]
+    lines.append(MACHINE.format(**results, **{name.replace(" ", "_"): value for name, value in machine.items()}))
+    return "\n".join(lines) + "\n"
+
+
+def _latency_cells(found: Figures | None) -> tuple[str, str]:
+    if found is None or "p50 ms" not in found:
+        return "–", "–" if found is None else "0"
+    return f"{found['p50 ms']} / {found['p99 ms']}", str(found["answers a second"])
+
+
+def main() -> None:
+    """Measure everything, write it down, and show it as a table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--output", type=Path, default=Path("benchmarks/results/cameras.json"))
+    options.add_argument("--seconds", type=float, default=8, help="length of each measurement")
+    options.add_argument("--minutes", type=float, default=11, help="what has not begun by then is left out")
+    options.add_argument("--model", default="ViT-B-16", help="shape of open_clip, with random weights")
+    options.add_argument("--engines", nargs="+", default=ENGINES)
+    options.add_argument("--quick", action="store_true", help="a smoke test: tiny in two engines, two seconds each")
+    options.add_argument("--table", action="store_true", help="print the table; measure nothing")
+    options.add_argument("--page", type=Path, help="put the table into this page, between its marks")
+    args = options.parse_args()
+    if args.quick:
+        args.seconds, args.engines, args.model = 2.0, ENGINES[:1], "tiny"
+    if not args.table:
+        limit_threads()
+        results = measured(args, Clock(60 * args.minutes))
+        args.output.write_text(json.dumps(results, indent=1) + "\n")
+    text = table(json.loads(args.output.read_text()))
+    print(text)
+    if args.page is not None:
+        args.page.write_text(between(args.page.read_text(encoding="utf-8"), BEGIN, END, text), encoding="utf-8")
 
 
 if __name__ == "__main__":
