@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
@@ -26,6 +27,8 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore serve`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these settings")
+    cameras = "cameras that the server watches, a list; best written in the file of --config, see docs/serve.md"
+    args.add_argument("--cameras", type=Any, default=None, help=cameras)
     args.add_argument("--make-key", type=str | None, default=None, help="print a new API key of this name, and stop")
     given = from_environment(os.environ)
     for name, kind, default, text in options():
@@ -44,7 +47,7 @@ def run(args: Namespace) -> int:
         print(f"{key}\n\nThis is shown once. Put this into the key file, under 'keys:':\n\n{entry}", end="")
         return OK
     settings = ServerSettings(**{one.name: args[one.name] for one in options()})
-    return run.serve(settings, _classes(settings), lambda address: _announce(settings, address))
+    return run.serve(settings, _classes(settings), lambda address: _announce(settings, address), args.cameras)
 
 
 def _classes(settings: ServerSettings) -> list[str]:

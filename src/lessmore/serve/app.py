@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -52,18 +52,23 @@ async def metrics(service: Serving, _: Reader) -> Response:
     return Response(await service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def make_app(service: Service, keys: Sequence[Key]) -> FastAPI:
+Around = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def make_app(service: Service, keys: Sequence[Key], around: Around = nullcontext) -> FastAPI:
     """The application of one server.
 
     Args:
         service: What it serves.
         keys: Who may use it; where there are none, anyone on this machine.
+        around: What else runs while the server does, such as its cameras.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
-        yield
+        async with around():
+            yield
         await service.drain()
         await service.close()
 

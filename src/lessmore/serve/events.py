@@ -42,7 +42,7 @@ class Events:
         Args:
             owner: Whose stream it is.
             stream: Its id.
-            kind: `answer`, `domain_change` or `error`.
+            kind: `answer`, `domain_change`, `error` or `camera`.
             value: Anything JSON can hold.
         """
         if not self._listeners:

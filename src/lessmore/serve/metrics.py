@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class _CameraFigures:
+    """Figures of cameras as they are when somebody asks; their readers count in threads of their own."""
+
+    def __init__(self, cameras: dict[str, Callable[[], dict[str, Any]]]) -> None:
+        self._cameras = cameras
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        text = "Frames of cameras by what became of them"
+        frames = CounterMetricFamily("lessmore_camera_frames", text, labels=["stream", "what"])
+        opened = CounterMetricFamily("lessmore_camera_reconnects", "Times a camera was opened again", labels=["stream"])
+        live = GaugeMetricFamily("lessmore_camera_live", "1 if frames of the camera come", labels=["stream"])
+        for stream, report in self._cameras.items():
+            facts = report()
+            for what, count in {"answered": facts["answered"], "failed": facts["failed"], **facts["dropped"]}.items():
+                frames.add_metric([stream, what], count)
+            opened.add_metric([stream], facts["reconnects"])
+            live.add_metric([stream], facts["condition"] == "live")
+        yield from (frames, opened, live)
 
 
 class Metrics:
@@ -44,6 +67,16 @@ class Metrics:
         self.decode = seconds("decode", "Decoding and preprocessing of an image")
         self.compute = seconds("compute", "Encoding and settling of a batch")
         self.journal = seconds("journal", "Writing a record to a journal")
+        self.camera = Histogram(
+            "lessmore_camera_seconds",
+            "From a camera's decoded frame to its answer",
+            ("stream",),
+            buckets=_SECONDS,
+            registry=self.collectors,
+        )
+        self.cameras: dict[str, Callable[[], dict[str, Any]]] = {}
+        """What the server's own cameras say of themselves, by their streams."""
+        self.collectors.register(_CameraFigures(self.cameras))
         self.load = seconds("load", "Bringing a stream back into memory")
         self.batch = Histogram(
             "lessmore_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.collectors

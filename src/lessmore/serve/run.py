@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
@@ -20,9 +20,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lessmore.errors import ConfigError
-from lessmore.serve.app import make_app
-from lessmore.serve.auth import read_keys
+from lessmore.serve.app import Around, make_app
+from lessmore.serve.auth import Key, read_keys
 from lessmore.serve.opened import opened_service
+from lessmore.serve.service import Service
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.traces import exported_traces
 
@@ -46,13 +47,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(facts)
 
 
-def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str], None]) -> int:
+def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str], None], cameras: Any = None) -> int:
     """Run a server until it is told to stop.
 
     Args:
         settings: All settings.
         classes: The class list of streams that bring none.
         announce: Called with the server's address once it listens.
+        cameras: What stands under `cameras:` in the YAML file; None means none.
 
     Returns:
         An exit code.
@@ -62,16 +64,40 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
         ModelError: The model cannot be read.
     """
     if settings.ray:
+        if cameras:
+            raise ConfigError("replicas under Ray watch no cameras; start a server without --ray for them")
         from lessmore.serve.on_ray import serve_on_ray
 
         return serve_on_ray(settings, classes, announce)
     set_up_logs(settings)
+    watched = _read(cameras)
     keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
     with exported_traces(), listening(settings) as listener, opened_service(settings, classes) as service:
+        around = _watching(service, watched, keys)
         announce(address_of(listener))
         _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
-        asyncio.run(StoppingServer(make_app(service, keys), service).serve(sockets=[listener]))
+        asyncio.run(StoppingServer(make_app(service, keys, around), service).serve(sockets=[listener]))
     return 0
+
+
+def _read(cameras: Any) -> list[Any]:
+    """The cameras that the operator named, before anything is opened."""
+    if not cameras:
+        return []
+    try:
+        from lessmore.serve.cameras.entries import read_cameras
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"cameras need {error.name}; pip install 'lessmore[camera]'") from error
+    return read_cameras(cameras)
+
+
+def _watching(service: Service, cameras: list[Any], keys: list[Key]) -> Around:
+    """What watches the cameras while the server runs."""
+    if not cameras:
+        return nullcontext
+    from lessmore.serve.cameras.feeds import Feeds
+
+    return Feeds(service, cameras, [key.caller.name for key in keys]).running
 
 
 class Stoppable(Protocol):

@@ -147,6 +147,21 @@ class ImageAnswers(_Told):
     answers: list[ImageAnswer | ErrorBody]
 
 
+class CameraReport(_Told):
+    """A camera that the server itself watches."""
+
+    source: str
+    """Its address without user and password, its number, or its file."""
+    condition: Literal["opening", "live", "lost", "ended", "failed"]
+    why: str
+    answered: int
+    """Frames since the server started."""
+    failed: int
+    dropped: dict[str, int]
+    """Frames that were left out, by reason."""
+    reconnects: int
+
+
 class StreamSummary(_Told):
     """A stream, as the list has it."""
 
@@ -155,6 +170,8 @@ class StreamSummary(_Told):
     owner: str
     created: float
     resident: bool
+    camera: CameraReport | None = None
+    """The camera behind it, where the server watches one."""
 
 
 class StreamList(_Told):

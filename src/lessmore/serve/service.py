@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from PIL.Image import Image
 
 from lessmore.adapter import Adapter
 from lessmore.core.encoder import PLAIN, encode
@@ -32,7 +33,7 @@ from lessmore.serve.explain import tokens_picture
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.page.glance import NOTHING
 from lessmore.serve.registry import StreamRegistry, StreamRow
-from lessmore.serve.resident import Resident
+from lessmore.serve.resident import Place, Resident
 from lessmore.serve.scheduler import Scheduler, Ticket
 from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import StateStore, check_unused
@@ -40,6 +41,8 @@ from lessmore.serve.streams import Look, ServedStreams, check_classes
 from lessmore.serve.traces import span
 
 T = TypeVar("T")
+Encoded = bytes | Callable[[], Image]
+"""An image as it came, or what makes a camera's frame an image."""
 _ROWS = 4096
 """Rows of the registry that are kept in memory."""
 
@@ -56,17 +59,17 @@ class Service:
         self.metrics, self.events = Metrics(), Events()
         self.streams = ServedStreams(vlm, settings, registry, store, self.metrics)
         self.stopping = False
+        self.cameras = self.metrics.cameras
         self._rows: OrderedDict[str, StreamRow] = OrderedDict()
         self._compute = ThreadPoolExecutor(1, "compute", limit_threads)
         self._decode = ThreadPoolExecutor(settings.decoders or usable_cores(), "decode")
         self._decoder = Decoder(settings.decoders or usable_cores())
         self._ask = ThreadPoolExecutor(4, "registry")
-        self._templates: dict[str, Adapter] = {}
         self._checked = (-10.0, True)
         self._checking = asyncio.Lock()
 
     def start(self) -> None:
-        """Begin to do what is accepted."""
+        """Do from now on what is accepted."""
         self.scheduler = Scheduler(self._work, self.settings, self.metrics)
         self._loop = asyncio.create_task(self.scheduler.run())
 
@@ -162,8 +165,13 @@ class Service:
 
     def summary(self, row: StreamRow) -> dict[str, Any]:
         """A stream, as the list has it."""
-        resident = row.id in self.streams.resident
-        return {"id": row.id, "name": row.name, "owner": row.owner, "created": row.created, "resident": resident}
+        camera = self.cameras[row.id]() if row.id in self.cameras else None
+        about = {name: getattr(row, name) for name in ("id", "name", "owner", "created")}
+        return about | {"resident": row.id in self.streams.resident, "camera": camera}
+
+    async def place(self, row: StreamRow) -> Place:
+        """Where a stream stands, after the images that wait."""
+        return cast(Place, await self._changed(row, lambda: self.streams.get(row.id).place))
 
     async def reset(self, row: StreamRow) -> None:
         """Forget what the stream learned, after the images that wait."""
@@ -216,8 +224,7 @@ class Service:
                 self.streams.get(row.id).adapter.save(path)
                 return path.read_bytes()
 
-        result: bytes = await self._changed(row, export)
-        return result
+        return cast(bytes, await self._changed(row, export))
 
     async def import_state(self, row: StreamRow, data: bytes) -> None:
         """Go on from a file of `Adapter.save`, after the images that wait.
@@ -244,13 +251,13 @@ class Service:
         return await ticket.result
 
     async def classify(
-        self, row: StreamRow, images: Sequence[bytes], asked: Asked, timeout_ms: int | None
+        self, row: StreamRow, images: Sequence[Encoded], asked: Asked, timeout_ms: int | None
     ) -> list[Answer | LessmoreError]:
         """Answers to images of one stream, in their order.
 
         Args:
             row: The stream.
-            images: Encoded images.
+            images: Encoded images, or what makes images of frames that are decoded already.
             asked: What is wanted beside the answers.
             timeout_ms: How long an image may wait; None means the server's own limit.
 
@@ -278,10 +285,10 @@ class Service:
                 answer["tokens"] = await self._drawn(data, ticket.explained[0])
         return answers
 
-    async def _drawn(self, data: bytes, prediction: Prediction) -> str:
+    async def _drawn(self, data: Encoded, prediction: Prediction) -> str:
         """The picture of an image's tokens; it is drawn where images are decoded, so that no stream waits for it."""
         draw = partial(tokens_picture, self.vlm, prediction=prediction)
-        return await asyncio.get_running_loop().run_in_executor(self._decode, lambda: draw(self._decoder(data)))
+        return await asyncio.get_running_loop().run_in_executor(self._decode, lambda: draw(self._opened(data)))
 
     def _told(self, row: StreamRow, result: Any, start: float) -> Answer | LessmoreError:
         """The result of an image with the time it took; whoever listens hears of it."""
@@ -298,17 +305,20 @@ class Service:
             self.events.publish(row.owner, row.id, "domain_change", told)
         return answer
 
-    def _decoded(self, adapter: Adapter, data: bytes) -> asyncio.Future[Any]:
+    def _decoded(self, adapter: Adapter, data: Encoded) -> asyncio.Future[Any]:
         """The pixels of an image, decoded in a process with limits, or why there are none."""
 
         def decode() -> Any:
             with self.metrics.decode.time():
                 try:
-                    return adapter.pixels(self._decoder(data))
+                    return adapter.pixels(self._opened(data))
                 except ImageError as error:
                     return error
 
         return asyncio.get_running_loop().run_in_executor(self._decode, decode)
+
+    def _opened(self, data: Encoded) -> Image:
+        return self._decoder(data) if isinstance(data, bytes) else data()
 
     async def zero_shot(self, data: bytes, config: Mapping[str, Any]) -> list[tuple[str, float]]:
         """Classes and their probabilities by the plain model, the best first; no stream is touched.

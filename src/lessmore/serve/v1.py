@@ -161,13 +161,13 @@ async def import_state(request: Request, service: Serving, row: AdminRow) -> Non
 
 @stream_routes.get("/events", response_class=StreamingResponse)
 async def listen_to_all(service: Serving, caller: Reader) -> StreamingResponse:
-    """Answers, changes of domain and errors of all streams, as server-sent events."""
+    """Answers, changes of domain, errors and cameras of all streams, as server-sent events."""
     return _listened(service, caller.owner, None)
 
 
 @stream_routes.get("/streams/{stream}/events", response_class=StreamingResponse)
 async def listen_to_stream(service: Serving, row: ReadRow) -> StreamingResponse:
-    """Answers, changes of domain and errors of a stream, as server-sent events."""
+    """Answers, changes of domain, errors and the camera of a stream, as server-sent events."""
     return _listened(service, None, row.id)
 
 

@@ -96,6 +96,8 @@ export function badgesOf(stream) {
   if (answer && answer.unknown) found.push(["unknown", "warn"]);
   if (answer && answer.refused) found.push(["refused: zero-shot's answer", "bad"]);
   if (stream.noticed && stream.seq - stream.noticed < 30) found.push(["change of domain", "warn"]);
+  const camera = stream.camera && `camera ${stream.camera.condition}`;
+  if (camera) found.push([camera, { live: "good", lost: "warn", failed: "bad" }[stream.camera.condition] || ""]);
   if (stream.error) found.push([brief(stream.error, 90), "bad"]);
   return found;
 }

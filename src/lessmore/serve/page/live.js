@@ -21,7 +21,7 @@ async function list() {
     const found = (await api.call("GET", "/v1/streams?limit=1000")).streams.filter((one) => !gone.has(one.id));
     const known = new Set(found.map((one) => one.id));
     for (const id of [...streams.keys()]) if (!known.has(id) && !(trial && trial.stream === streams.get(id))) streams.delete(id);
-    for (const one of found) Object.assign(record(one.id), { name: one.name, resident: one.resident });
+    for (const one of found) Object.assign(record(one.id), { name: one.name, resident: one.resident, camera: one.camera });
     if (stage.current() && !streams.has(stage.current().id)) stage.close();
     // A stream that is not in memory stays out of it: to look at a page is no reason to load thousands.
     const new_ = found.filter((one) => one.resident && !streams.get(one.id).last).slice(0, STATUSES);
@@ -44,6 +44,12 @@ function onEvent(kind, value) {
   if (gone.has(value.stream)) return;
   if (kind === "error") {
     record(value.stream).error = value.message;
+  } else if (kind === "camera") {
+    const stream = record(value.stream), lost = value.condition !== "live";
+    if (stream.camera && stream.camera.condition !== value.condition) {
+      tell(`${titleOf(stream).slice(0, 60)}: camera ${value.condition}${lost && value.why ? `: ${value.why}` : ""}`);
+    }
+    stream.camera = value;
   } else if (kind === "answer") {
     if (!streams.has(value.stream)) setTimeout(list, 300);
     const before = record(value.stream).noticed, stream = take(value);

@@ -16,6 +16,7 @@ const CHARTS = {
   ms: chart("latency", { text: (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` }),
   queue: chart("images waiting, all streams", { atLeast: 4, text: (value) => String(Math.round(value)) }),
 };
+const REASONS = { newer: "late", every: "between", still: "without motion", corrupt: "damaged" };
 find("charts").append(...Object.values(CHARTS));
 
 let chosen = null, look = null, bitmap = null, bitmapSeq = -1, withTokens = false, block = Infinity;
@@ -80,7 +81,8 @@ function dataBlob(uri) {
 export function drawStage() {
   if (!chosen) return;
   say(find("stage-name"), brief(titleOf(chosen), 160));
-  say(find("stage-facts"), chosen.seq ? `${chosen.seq} images, ${chosen.domains} changes of domain noticed` : "no image yet");
+  say(find("stage-facts"), [chosen.seq ? `${chosen.seq} images, ${chosen.domains} changes of domain noticed` : "no image yet",
+    cameraText(chosen.camera)].filter(Boolean).join("; "));
   drawPicture();
   drawAnswer(shown());
   drawWhy();
@@ -90,6 +92,13 @@ export function drawStage() {
   for (const name of ["strength", "drift", "changed", "ms", "queue"]) {
     CHARTS[name].draw([series[name]], name === "drift" || name === "changed" ? marks.slice(-series[name].length) : []);
   }
+}
+
+function cameraText(camera) {
+  if (!camera) return "";
+  const left = Object.entries(camera.dropped).filter(([, count]) => count).map(([why, count]) => `${count} ${REASONS[why] || why}`);
+  return brief([`camera ${camera.source} ${camera.condition}`, camera.why, left.length ? `left out: ${left.join(", ")}` : ""]
+    .filter(Boolean).join("; "), 300);
 }
 
 function drawPicture() {
@@ -131,7 +140,7 @@ function drawAnswer(answer) {
 
 function drawWhy() {
   const votes = (look && look.votes) || [];
-  const key = JSON.stringify(votes.map((vote) => [vote.label, vote.images.map((image) => image.number)]));
+  const key = JSON.stringify(votes.map((vote) => [vote.label, vote.images.map((image) => [image.number, image.added])]));
   const box = find("why");
   if (box.key === key && box.childElementCount) return;
   box.key = key;
@@ -145,11 +154,12 @@ function drawWhy() {
 }
 
 function voter(image) {
-  const text = `#${image.number}`;
+  const added = image.added === null ? "" : `${image.added < 0 ? "−" : "+"}${Math.abs(image.added).toFixed(2)}`;
   const picture = image.thumbnail
     ? make("img", { src: image.thumbnail, alt: `stored image ${image.number}`, width: 64, height: 64 })
     : make("span", { class: "blank", "aria-hidden": "true" });
-  return make("li", { title: `entropy of its answer: ${image.entropy.toFixed(3)} nats` }, picture, text);
+  const title = `image ${image.number} added ${added || "nothing finite"}; entropy of its answer: ${image.entropy.toFixed(3)} nats`;
+  return make("li", { title }, picture, make("span", {}, `#${image.number}`), make("b", {}, added));
 }
 
 find("tokens").addEventListener("click", () => {

@@ -10,7 +10,7 @@ export const gone = new Set(); // streams that this page removed; what is still 
 export function record(id) {
   if (!streams.has(id)) {
     streams.set(id, {
-      id, name: null, resident: false, seq: 0, last: null, recent: [], error: "", changed: [], domains: 0, marks: [],
+      id, name: null, resident: false, seq: 0, last: null, recent: [], error: "", camera: null, changed: [], domains: 0, marks: [],
       series: { ms: [], changed: [], strength: [], drift: [], queue: [] }, picture: null, pictureSeq: 0, trial: null,
     });
   }
