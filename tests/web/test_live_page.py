@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -119,6 +120,21 @@ def test_hostile_and_long_names_are_texts(page: Page, server: Server) -> None:
     assert page.do("document.title") == "lessmore · live"
     assert page.do("document.querySelectorAll('main script, img[src=x]').length") == 0
     assert overflow(page) <= 0
+
+
+def test_a_camera_of_the_server_says_how_it_is(page: Page, tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs the extra camera")
+    cameras = json.dumps({"cameras": [{"source": "rtsp://me:secret@127.0.0.1:9/live", "stream": "gate"}]})
+    (tmp_path / "serve.yaml").write_text(cameras, encoding="utf-8")
+    with running(tmp_path / "store", "--config", str(tmp_path / "serve.yaml")) as one:
+        show(page, one)
+        says(page, "#streams .card", "camera lost")
+        says(page, "#streams .card", "rtsp://127.0.0.1:9/live: Connection refused")
+        page.do("document.querySelector('.card button').click()")
+        says(page, "#stage-facts", "camera rtsp://127.0.0.1:9/live lost")
+        assert "secret" not in page.do("document.documentElement.outerHTML")
+        page.ask("Page.navigate", url="about:blank")
+        page.wait("location.href === 'about:blank'")
 
 
 def test_a_dropped_image_teaches_a_stream(page: Page, server: Server, tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.visible = entry.isIntersecting;
   again();
 });
-let most = PAGE, fetching = 0, again = () => {};
+let most = PAGE, fetching = 0, known = false, again = () => {};
+
+// Called when the server has said which streams there are; before that, none are missed.
+export function listed() {
+  known = true;
+}
 
 // Called when there is something to draw that no answer told of.
 export function onNews(call) {
@@ -28,6 +33,7 @@ function row(plain) {
   line.set = (name, share) => {
     say(label, name);
     say(number, share === null ? "" : percent(share));
+    whole.hidden = share === null;
     whole.set(share || 0);
   };
   return line;
@@ -66,7 +72,7 @@ export function draw(open, chosen) {
   say(find("count"), streams.size ? (all.length < streams.size ? `${all.length} of ${streams.size}` : `${streams.size}`) : "");
   find("filter-label").hidden = streams.size < 7;
   find("more").hidden = all.length <= shown.length;
-  find("empty").hidden = streams.size > 0;
+  find("empty").hidden = streams.size > 0 || !known;
 }
 
 function fill(card, stream, chosen) {
@@ -84,7 +90,7 @@ function fill(card, stream, chosen) {
     card.ours.title = brief(answer.label, 300);
   } else {
     card.ours.set(stream.resident ? "no image yet" : "not in memory; comes back with its next image", null);
-    card.plain.set("", null);
+    card.plain.set(stream.camera && stream.camera.condition !== "live" ? stream.camera.why : "", null);
   }
   badges(card.badges, stream);
   picture(card, stream);

@@ -7,7 +7,7 @@ import { DeviceCamera, sendImage, Trial } from "./sources.js";
 import * as stage from "./stage.js";
 import { gone, push, record, streams, take, takeStatus, titleOf } from "./streams.js";
 
-const LIST_EVERY = 5000, QUEUE_EVERY = 2000, DRAW_EVERY = 100, STATUSES = 64;
+const LIST_EVERY = 5000, QUEUE_EVERY = 2000, DRAW_EVERY = 100, STATUSES = 64, AT_ONCE = 3;
 let paused = false, missed = 0, dirty = true, listing = false, trial = null, device = null, drawn = 0;
 
 const tell = (text) => say(find("status"), text);
@@ -25,8 +25,13 @@ async function list() {
     if (stage.current() && !streams.has(stage.current().id)) stage.close();
     // A stream that is not in memory stays out of it: to look at a page is no reason to load thousands.
     const new_ = found.filter((one) => one.resident && !streams.get(one.id).last).slice(0, STATUSES);
-    for (const one of new_) await api.call("GET", `/v1/streams/${one.id}`).then(takeStatus).catch(() => {});
+    cards.listed();
     touch();
+    for (let i = 0; i < new_.length; i += AT_ONCE) {
+      await Promise.all(new_.slice(i, i + AT_ONCE).map(
+        (one) => api.call("GET", `/v1/streams/${one.id}`).then(takeStatus).catch(() => {})));
+      touch();
+    }
   } catch (error) {
     if (error.status === 401) askKey(error.message);
   } finally {

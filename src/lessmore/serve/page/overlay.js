@@ -8,6 +8,17 @@ const PALETTE = [
 const PRUNED = 2; // this and above: the patch is gone
 const TINT = 0.6;
 
+// Black with grey diagonals, which no dark object looks like.
+function hatched(context) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const pen = tile.getContext("2d");
+  pen.fillRect(0, 0, 8, 8);
+  pen.fillStyle = "#787878";
+  for (let i = 0; i < 8; i += 1) pen.fillRect(i, 7 - i, 1, 1);
+  return context.createPattern(tile, "repeat");
+}
+
 // What the tower sees: the middle of the picture, or all of it; the canvas is a square either way.
 export function paint(canvas, picture, square) {
   const context = canvas.getContext("2d");
@@ -29,12 +40,13 @@ function columnsOf(patches, ratio) {
 
 export function overlay(canvas, tokens, block, ratio) {
   const context = canvas.getContext("2d");
+  const gone = hatched(context);
   const fates = tokens.fate[block], colours = tokens.colour[block];
   const grid = columnsOf(fates.length, ratio), wide = canvas.width / grid, high = (canvas.height * grid) / fates.length;
   fates.forEach((fate, patch) => {
     if (fate < PRUNED && colours[patch] < 0) return;
     context.globalAlpha = fate < PRUNED ? TINT : 1;
-    context.fillStyle = fate < PRUNED ? PALETTE[colours[patch] % PALETTE.length] : "#000";
+    context.fillStyle = fate < PRUNED ? PALETTE[colours[patch] % PALETTE.length] : gone;
     const [left, top] = [(patch % grid) * wide, Math.floor(patch / grid) * high];
     const [right, bottom] = [left + wide, top + high].map(Math.round);
     context.fillRect(Math.round(left), Math.round(top), right - Math.round(left), bottom - Math.round(top));
