@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from PIL.Image import Image
 
 from lessmore.adapter import Adapter
 from lessmore.prediction import Prediction
 
 Answer = dict[str, Any]
 """The body of an answer, as JSON."""
+RawImage = bytes | Callable[[], Image]
+"""An image as it came, or what makes a camera's frame an image."""
 
 
 @dataclass(frozen=True)

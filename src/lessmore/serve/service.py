@@ -25,7 +25,7 @@ from lessmore.engines.cores import limit_threads, usable_cores
 from lessmore.errors import ImageError, LessmoreError, StateError
 from lessmore.models.vlm import VLM
 from lessmore.prediction import Prediction
-from lessmore.serve.answer import Answer, Asked, flat_names, listed
+from lessmore.serve.answer import Answer, Asked, RawImage, flat_names, listed
 from lessmore.serve.auth import Caller
 from lessmore.serve.errors import RequestError, StreamExistsError, UnavailableError, UnknownStreamError, status_of
 from lessmore.serve.events import Events
@@ -41,8 +41,6 @@ from lessmore.serve.streams import Look, ServedStreams, check_classes
 from lessmore.serve.traces import span
 
 T = TypeVar("T")
-Encoded = bytes | Callable[[], Image]
-"""An image as it came, or what makes a camera's frame an image."""
 _ROWS = 4096
 """Rows of the registry that are kept in memory."""
 
@@ -59,7 +57,6 @@ class Service:
         self.metrics, self.events = Metrics(), Events()
         self.streams = ServedStreams(vlm, settings, registry, store, self.metrics)
         self.stopping = False
-        self.cameras = self.metrics.cameras
         self._rows: OrderedDict[str, StreamRow] = OrderedDict()
         self._compute = ThreadPoolExecutor(1, "compute", limit_threads)
         self._decode = ThreadPoolExecutor(settings.decoders or usable_cores(), "decode")
@@ -165,9 +162,9 @@ class Service:
 
     def summary(self, row: StreamRow) -> dict[str, Any]:
         """A stream, as the list has it."""
-        camera = self.cameras[row.id]() if row.id in self.cameras else None
+        camera = self.metrics.cameras.get(row.id)
         about = {name: getattr(row, name) for name in ("id", "name", "owner", "created")}
-        return about | {"resident": row.id in self.streams.resident, "camera": camera}
+        return about | {"resident": row.id in self.streams.resident, "camera": camera and camera()}
 
     async def place(self, row: StreamRow) -> Place:
         """Where a stream stands, after the images that wait."""
@@ -251,7 +248,7 @@ class Service:
         return await ticket.result
 
     async def classify(
-        self, row: StreamRow, images: Sequence[Encoded], asked: Asked, timeout_ms: int | None
+        self, row: StreamRow, images: Sequence[RawImage], asked: Asked, timeout_ms: int | None
     ) -> list[Answer | LessmoreError]:
         """Answers to images of one stream, in their order.
 
@@ -285,7 +282,7 @@ class Service:
                 answer["tokens"] = await self._drawn(data, ticket.explained[0])
         return answers
 
-    async def _drawn(self, data: Encoded, prediction: Prediction) -> str:
+    async def _drawn(self, data: RawImage, prediction: Prediction) -> str:
         """The picture of an image's tokens; it is drawn where images are decoded, so that no stream waits for it."""
         draw = partial(tokens_picture, self.vlm, prediction=prediction)
         return await asyncio.get_running_loop().run_in_executor(self._decode, lambda: draw(self._opened(data)))
@@ -305,7 +302,7 @@ class Service:
             self.events.publish(row.owner, row.id, "domain_change", told)
         return answer
 
-    def _decoded(self, adapter: Adapter, data: Encoded) -> asyncio.Future[Any]:
+    def _decoded(self, adapter: Adapter, data: RawImage) -> asyncio.Future[Any]:
         """The pixels of an image, decoded in a process with limits, or why there are none."""
 
         def decode() -> Any:
@@ -317,7 +314,7 @@ class Service:
 
         return asyncio.get_running_loop().run_in_executor(self._decode, decode)
 
-    def _opened(self, data: Encoded) -> Image:
+    def _opened(self, data: RawImage) -> Image:
         return self._decoder(data) if isinstance(data, bytes) else data()
 
     async def zero_shot(self, data: bytes, config: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -37,7 +37,7 @@ class Feeds:
         rows = [_stream_of(service, camera, owner_of(camera, keys)) for camera in cameras]
         self._service, self._outputs = service, Outputs(cameras)
         self.feeds = [Feed(service, row, one, self._outputs) for row, one in zip(rows, cameras, strict=True)]
-        service.cameras.update({feed.row.id: feed.facts for feed in self.feeds})
+        service.metrics.cameras.update({feed.row.id: feed.facts for feed in self.feeds})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
