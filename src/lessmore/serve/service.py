@@ -193,23 +193,7 @@ class Service:
     async def fork(self, row: StreamRow, caller: Caller, stream: str | None, name: str | None) -> StreamRow:
         """Another stream that goes on from where this one stands after the images that wait."""
         new = StreamRow(stream or uuid.uuid4().hex, caller.name, name, row.config)
-
-        def copy() -> None:
-            if self.registry.find(new.id) is not None:
-                raise StreamExistsError(f"there is a stream {new.id} already", "take another id, or none")
-            check_unused(self.streams.store, new.id)
-            old = self.streams.get(row.id)
-            other = self.streams.begun(new.id, old.config, old.adapter.fork())
-            try:
-                other.changed()
-                self.registry.add(replace(new, config=old.config))
-            except LessmoreError:
-                self.streams.store.delete(new.id)
-                raise
-            self.streams.resident[new.id] = other
-            self.streams.trim()
-
-        await self._changed(row, copy)
+        await self._changed(row, lambda: self.streams.fork(row.id, new))
         return new
 
     async def export_state(self, row: StreamRow) -> bytes:

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,12 +20,18 @@ from lessmore.models.class_list import ClassNames
 from lessmore.models.vlm import VLM
 from lessmore.prediction import Prediction
 from lessmore.serve.answer import Answer, Asked, answer_body, classes_of
-from lessmore.serve.errors import DamagedStreamError, RequestError, UnavailableError, UnknownStreamError
+from lessmore.serve.errors import (
+    DamagedStreamError,
+    RequestError,
+    StreamExistsError,
+    UnavailableError,
+    UnknownStreamError,
+)
 from lessmore.serve.metrics import Metrics
-from lessmore.serve.registry import StreamRegistry
+from lessmore.serve.registry import StreamRegistry, StreamRow
 from lessmore.serve.resident import Resident, stored_config
 from lessmore.serve.settings import ServerSettings
-from lessmore.serve.store import StateStore
+from lessmore.serve.store import StateStore, check_unused
 from lessmore.serve.stored import StoredConfig, check_stored
 
 _LOG = logging.getLogger("lessmore.serve")
@@ -252,6 +258,30 @@ class ServedStreams:
         self.change(stream, change)
         # It comes back with embeddings of the whole list, as after a restart; those of single names round differently.
         self.registry.configure(stream, self.resident.pop(stream).config)
+
+    def fork(self, stream: str, new: StreamRow) -> None:
+        """Make another stream that goes on from where one stands.
+
+        Args:
+            stream: Id of the one that is there.
+            new: The other one; its settings are those of the one that is there.
+
+        Raises:
+            StreamExistsError: There is one of its id.
+        """
+        if self.registry.find(new.id) is not None:
+            raise StreamExistsError(f"there is a stream {new.id} already", "take another id, or none")
+        check_unused(self.store, new.id)
+        old = self.get(stream)
+        other = self.begun(new.id, old.config, old.adapter.fork())
+        try:
+            other.changed()
+            self.registry.add(replace(new, config=old.config))
+        except LessmoreError:
+            self.store.delete(new.id)
+            raise
+        self.resident[new.id] = other
+        self.trim()
 
     def forget(self, stream: str) -> None:
         """Reset a stream, even one whose store is damaged."""

@@ -15,6 +15,7 @@ from lessmore.serve.cameras.feed import Feed
 from lessmore.serve.cameras.outputs import Outputs
 from lessmore.serve.registry import StreamRow
 from lessmore.serve.service import Service
+from lessmore.serve.store import check_unused
 
 ENDING = 5.0
 """Seconds in which cameras let go of what they hold."""
@@ -68,6 +69,7 @@ def _stream_of(service: Service, camera: ServedCamera, owner: str) -> StreamRow:
     row = service.registry.find(camera.stream)
     if row is None:
         row = StreamRow(camera.stream, owner, camera.entry.name, config)
+        check_unused(service.streams.store, row.id)
         service.registry.add(row)
     elif row.owner != owner or _text(row.config) != _text(config):
         raise ConfigError(
