@@ -7,13 +7,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lessmore.cameras.overlay import seen_part, with_tokens
 from lessmore.cameras.source import read_sources
 from lessmore.cameras.video import DecodingOptions, Video
 from lessmore.cli import main
-from lessmore.core.condense.source import GONE, PRUNED
+from lessmore.core.condense.source import GONE, KEPT, PRUNED, SourceMap
 from lessmore.lab.report.tokens import PALETTE, TINT, cluster_colours
 from lessmore.models.preprocess import Preprocess
 from tests.cameras.scenes import FLAGS, fresh, pictures, write_video
@@ -55,6 +56,7 @@ def test_every_patch_is_painted_by_its_fate(preset: str, kind: str) -> None:
         ((1920, 1080), Preprocess(224, "squash"), (0, 0, 1920, 1080)),
         ((200, 100), Preprocess(224, short_side=256), (56, 6, 88, 88)),
         ((200, 100), None, (50, 0, 100, 100)),
+        ((200, 100), Preprocess(224, "keep", patch=16), (0, 0, 200, 100)),
     ],
 )
 def test_it_lies_where_the_tower_looked(
@@ -62,12 +64,24 @@ def test_it_lies_where_the_tower_looked(
 ) -> None:
     found = seen_part(size, preprocess)
     assert found == part
-    if isinstance(preprocess, Preprocess):  # a dot in a corner of the part is in a corner of the square
+    if (
+        isinstance(preprocess, Preprocess) and preprocess.mode != "keep"
+    ):  # a dot in a corner of the part is in a corner of the square
         image = Image.new("RGB", size, "black")
         left, top, width, height = found
         image.paste("white", (left, top, left + width // 4, top + height // 4))
         square = preprocess.resize(image)
         assert square[10, 10].min() > 200 and square[60:].max() < 60 and square[:, 60:].max() < 60
+
+
+def test_a_grid_that_keeps_the_images_shape() -> None:
+    fate = torch.full((1, 1, 32), KEPT)
+    fate[0, 0, 7] = PRUNED  # the last of the first of four rows of eight
+    none = torch.full_like(fate, -1)
+    trace = SourceMap((0,), fate, torch.arange(32).view(1, 1, 32), none, torch.tensor([[31]]))
+    painted = np.asarray(with_tokens(Image.new("RGB", (80, 40), "white"), trace, Preprocess(64, "keep", patch=8)))
+    assert painted[:10, 70:].max() <= 120
+    assert painted[:10, :70].min() == painted[10:].min() == 255
 
 
 def test_a_saved_video_has_it(tmp_path: Path) -> None:

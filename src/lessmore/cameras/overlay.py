@@ -28,8 +28,10 @@ def with_tokens(image: Image.Image, trace: SourceMap, preprocess: object) -> Ima
 
     fate, colours = trace.fate[0, -1].cpu().numpy(), cluster_colours(trace)[-1]
     left, top, width, height = seen_part(image.size, preprocess)
-    grid = math.isqrt(len(fate))
-    patch = (np.arange(height) * grid // height)[:, None] * grid + np.arange(width) * grid // width
+    keeps = isinstance(preprocess, Preprocess) and preprocess.mode == "keep"
+    columns = _columns(len(fate), width / height if keeps else 1.0)
+    rows = len(fate) // columns
+    patch = (np.arange(height) * rows // height)[:, None] * columns + np.arange(width) * columns // width
     pixels = np.asarray(image).copy()
     part = pixels[top : top + height, left : left + width]
     colour, gone = colours[patch], np.isin(fate, (PRUNED, GONE))[patch]
@@ -41,6 +43,12 @@ def with_tokens(image: Image.Image, trace: SourceMap, preprocess: object) -> Ima
     return Image.fromarray(pixels)
 
 
+def _columns(patches: int, ratio: float) -> int:
+    """Patches side by side, where they are squares and fill a picture of this width over height."""
+    fits = [n for n in range(1, patches + 1) if patches % n == 0]
+    return min(fits, key=lambda n: abs(math.log(n * n / (patches * ratio))))
+
+
 def seen_part(size: tuple[int, int], preprocess: object) -> tuple[int, int, int, int]:
     """Left, top, width and height of the part of an image that the tower sees, in the image's own pixels.
 
@@ -49,7 +57,7 @@ def seen_part(size: tuple[int, int], preprocess: object) -> tuple[int, int, int,
         preprocess: The model's.
     """
     width, height = size
-    if isinstance(preprocess, Preprocess) and preprocess.mode == "squash":
+    if isinstance(preprocess, Preprocess) and preprocess.mode in ("squash", "keep"):
         return 0, 0, width, height
     share = 1.0
     if isinstance(preprocess, Preprocess) and preprocess.short_side is not None:
