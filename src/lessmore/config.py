@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -94,8 +95,12 @@ def _wanted(hint: Any) -> str:
     return "a list of whole numbers" if kind is tuple else _SAID.get(hint, str(hint))
 
 
+# Resolving the hints of a class takes longer than everything else that a preset checks.
+_hints = cache(get_type_hints)
+
+
 def _check_types(config: Any) -> None:
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in _hints(type(config)).items():
         check_value(name, getattr(config, name), hint)
 
 

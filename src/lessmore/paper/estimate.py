@@ -9,9 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
+from lessmore.config import Condensation, Preset
 from lessmore.core.encoder import PLAIN, encode
 from lessmore.core.vit import ViT
 from lessmore.data.dataset import Dataset
@@ -22,7 +24,7 @@ from lessmore.lab.cache import canonical_condensation
 from lessmore.lab.latency import seconds_of
 from lessmore.lab.spec import RunSpec
 from lessmore.lab.weightless import blank_method
-from lessmore.methods import FromEncoded, Setup, make_method
+from lessmore.methods import FromEncoded, Setup, make_method, method_options
 from lessmore.models.vlm import VLM
 from lessmore.paper.plan import DatasetCache
 
@@ -65,24 +67,45 @@ def estimate_costs(runs: Mapping[Hashable, RunSpec], vlm: VLM, datasets: Dataset
         datasets: Opens their data; a missing data set is estimated from its description.
     """
     encoded: set[Hashable] = set()
-    return {key: _cost(spec, vlm, datasets(spec.dataset), encoded) for key, spec in runs.items()}
+    counted: dict[Hashable, _Work] = {}
+    return {key: _cost(spec, vlm, datasets(spec.dataset), encoded, counted) for key, spec in runs.items()}
 
 
-def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable]) -> Cost:
+class _Work(NamedTuple):
+    """What a method does with one image, in GMACs."""
+
+    total: float
+    encoding: float
+    plain: float
+    """The encoding of matched zero-shot."""
+    shares: bool
+    """Whether runs share its encodings."""
+    condensation: Condensation
+
+
+def _cost(spec: RunSpec, vlm: VLM, data: Dataset | str, encoded: set[Hashable], counted: dict[Hashable, _Work]) -> Cost:
     images, classes = _size(spec, data)
-    tower, settings = vlm.vision, spec.settings(vlm.vision.shape)
-    setup = Setup(tower, torch.zeros(len(classes), tower.shape.embed), 1.0, settings)
-    method = blank_method(spec.method, vlm, settings, classes, spec.own_options())
-    total, encoding = method.macs() / 1e9, setup.image_macs() / 1e9
-    wants = method.wants if isinstance(method, FromEncoded) else None
-    condensation = canonical_condensation(setup.preset.condensation)
+    settings, own = spec.settings(vlm.vision.shape), spec.own_options()
+    # A method is built to be counted, and a table asks for the same one on many streams and seeds.
+    key = spec.method, settings, method_options(spec.method, own), classes
+    if key not in counted:
+        counted[key] = _work(spec.method, settings, own, vlm, classes)
+    work = counted[key]
     seen = (spec.dataset, spec.corruption or CLEAN, spec.order if ":" in spec.order else "", spec.precision)
-    plain = Setup(tower, setup.text, 1.0, setup.preset._replace(condensation=PLAIN)).image_macs() / 1e9
     # A run pays for its encodings unless an earlier run made them, and for matched zero-shot in the same way.
-    new = total if wants is None or (seen, condensation) not in encoded else total - encoding
-    new += plain if (seen, PLAIN) not in encoded and (wants is None or condensation != PLAIN) else 0.0
-    encoded |= {(seen, PLAIN), (seen, condensation)} if wants else {(seen, PLAIN)}
-    return Cost(images, total, images * new, not isinstance(data, str))
+    new = work.total if not work.shares or (seen, work.condensation) not in encoded else work.total - work.encoding
+    new += work.plain if (seen, PLAIN) not in encoded and (not work.shares or work.condensation != PLAIN) else 0.0
+    encoded |= {(seen, PLAIN), (seen, work.condensation)} if work.shares else {(seen, PLAIN)}
+    return Cost(images, work.total, images * new, not isinstance(data, str))
+
+
+def _work(name: str, settings: Preset, own: Mapping[str, Any], vlm: VLM, classes: tuple[str, ...]) -> _Work:
+    setup = Setup(vlm.vision, torch.zeros(len(classes), vlm.vision.shape.embed), 1.0, settings)
+    plain = Setup(vlm.vision, setup.text, 1.0, settings._replace(condensation=PLAIN))
+    method = blank_method(name, vlm, settings, classes, own)
+    shares = isinstance(method, FromEncoded) and method.wants is not None
+    gmacs = (macs / 1e9 for macs in (method.macs(), setup.image_macs(), plain.image_macs()))
+    return _Work(*gmacs, shares, canonical_condensation(settings.condensation))
 
 
 def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
