@@ -186,6 +186,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{f"transformers/SigLIP-{name}": lambda sizes=sizes: _two_blocks(*sizes) for name, sizes in LARGER.items()},
 }
 
+WHOLE = {
+    *(f"open_clip/{name}" for name in ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-B-16-SigLIP")),
+    *("transformers/CLIP-B-32", "transformers/CLIP-L-14"),
+    *(f"transformers/SigLIP-{name}" for name in LARGER if name != "SO400M-14-384"),
+}
+"""Models that differ from another one here in size alone; they take seconds each."""
+
 
 def _tokens(towers: Towers) -> Tensor:
     """Three texts whose end mark, mostly the largest id, stands at different places, with padding after it."""
@@ -222,7 +229,7 @@ def _facts(model: nn.Module) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.soak] if n in WHOLE else []) for n in MODELS])
 def test_features_equal_the_hosts(
     name: str, randomly: Callable[[Callable[[], nn.Module]], nn.Module], record_property: Callable[[str, Any], None]
 ) -> None:

@@ -21,7 +21,7 @@ from lessmore.methods.tca import empty_state, step
 from tests.random_towers import SHAPES, make_images, make_mixed, make_text, make_vit
 from tests.reference import Condensed, Reference
 
-EXAMPLES = 5000 if os.environ.get("LESSMORE_SOAK") else 600
+EXAMPLES = 5000 if os.environ.get("LESSMORE_SOAK") else 300
 
 
 @st.composite

@@ -33,8 +33,10 @@ from tests.property.test_against_reference import adaptations, condensations
 from tests.random_towers import SHAPES, make_images, make_text, make_vit
 
 SOAK = bool(os.environ.get("LESSMORE_SOAK"))
-EXAMPLES = 2000 if SOAK else 60
+EXAMPLES = 2000 if SOAK else 40
 LENGTH = 12
+ONE_SHAPE = [name for name, shape in SHAPES.items() if not shape.flexible]
+"""Batching engines refuse the others; `tests/unit/test_flexible.py` compares the engines that take them."""
 
 
 class Told(NamedTuple):
@@ -147,7 +149,7 @@ def test_every_engine_answers_as_eager_does(name: str) -> None:
     @given(
         condensations(),
         adaptations(),
-        st.sampled_from(list(SHAPES)),
+        st.sampled_from(ONE_SHAPE),
         st.integers(1, 4),
         st.randoms(use_true_random=False),
     )
@@ -197,7 +199,7 @@ def bits(told: Told) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("shape", ONE_SHAPE)
 @pytest.mark.parametrize(
     "options",
     [

@@ -156,11 +156,12 @@ def gmacs(method: str, R: float | None, way: str, capsys: pytest.CaptureFixture[
 def test_bench_prints_its_own_lines_only() -> None:
     """The profiler wrote its log between the rows."""
     command = [sys.executable, "-m", "lessmore", "bench", "tiny", "--device", "cpu", "--classes", "7"]
-    done = subprocess.run([*command, "--seconds", "0.1"], capture_output=True, text=True, check=True)
+    few = ["--engines", "eager", "cpu", "--seconds", "0.1"]
+    done = subprocess.run([*command, *few], capture_output=True, text=True, check=True)
     out, err = done.stdout, done.stderr
-    rows = [line for line in out.splitlines() if re.match(r"(eager|cpu|openvino)( \w+)? +\S", line)]
+    rows = [line for line in out.splitlines() if re.match(r"(eager|cpu) +\S", line)]
     others = [line for line in out.splitlines() if line and line not in rows]
-    assert len(rows) >= 10
+    assert len(rows) >= 6
     assert {line.split()[0] for line in others} <= {"model", "engine", "3", "TCA", "Fastest"}
     assert "Profiler" not in err and "ERROR" not in err
     assert all("%" in part for part in re.split(r"[\r\n]", err) if part.strip())

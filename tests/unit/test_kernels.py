@@ -53,6 +53,8 @@ from lessmore.engines.packed_mean import PackedMean
 from lessmore.methods import Setup, make_method
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Without a GPU, kernels run in an interpreter that takes minutes for what a GPU does at once.
+SLOW = [pytest.mark.soak] if DEVICE == "cpu" else []
 SHAPE = ViTShape(BlockShape(32, 3, 2, 64, "quick_gelu", layer_scale=True), image_size=20, patch=4, embed=16)
 
 
@@ -207,7 +209,7 @@ def test_small_kernels(random: torch.Generator) -> None:
     close(found, 20 * feature @ text.T)
 
 
-@pytest.mark.parametrize(("everyone", "M"), [(False, 2), (True, 2), (False, 110)])
+@pytest.mark.parametrize(("everyone", "M"), [(False, 2), (True, 2), pytest.param(False, 110, marks=SLOW)])
 def test_nearest_and_affinities(everyone: bool, M: int, random: torch.Generator) -> None:
     """With few entries, and with more than a thousand, for which programs are smaller."""
     C, L, D = 10, 3, 32
@@ -287,8 +289,12 @@ def test_looking_up(own: bool, random: torch.Generator) -> None:
         ("default", {}),
         ("paper", {"strategy": "similarity"}),
         ("released", {"rate": 0.1, "ready": "class", "M": 2, "order": "predict_first", "debias": "bold"}),
-        ("default", {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"}),
-        ("default", {"merge_prune": (1, 0), "proportional": True}),
+        pytest.param(
+            "default",
+            {"strategy": "fifo", "key": "class_term", "exclude_own": True, "K": 3, "rows": "anchor"},
+            marks=SLOW,
+        ),
+        pytest.param("default", {"merge_prune": (1, 0), "proportional": True}, marks=SLOW),
         ("paper", {"merge": "inverse_distance", "pruned": "fuse", "proportional": True, "R": 0.7}),
     ],
 )
@@ -328,8 +334,17 @@ def test_a_whole_step(name: str, options: dict[str, object], random: torch.Gener
     assert setup.preset.adaptation.debias != "off" or torch.equal(ours.state()["feature_sum"], mean.feature_sum)
 
 
-@pytest.mark.parametrize("proportional", [False, True])
-@pytest.mark.parametrize("name", ["default", "paper", "released"])
+@pytest.mark.parametrize(
+    ("name", "proportional"),
+    [
+        ("default", True),
+        ("paper", False),
+        pytest.param("default", False, marks=SLOW),
+        pytest.param("paper", True, marks=SLOW),
+        pytest.param("released", False, marks=SLOW),
+        pytest.param("released", True, marks=SLOW),
+    ],
+)
 @torch.no_grad()
 def test_a_batch(name: str, proportional: bool, random: torch.Generator) -> None:
     """The fused tower for batches and the plain encoder, with anchors and without."""
