@@ -21,7 +21,8 @@ from lessmore.methods.tca import empty_state, step
 from tests.random_towers import SHAPES, make_images, make_mixed, make_text, make_vit
 from tests.reference import Condensed, Reference
 
-EXAMPLES = 5000 if os.environ.get("LESSMORE_SOAK") else 300
+SOAK = bool(os.environ.get("LESSMORE_SOAK"))
+EXAMPLES = 5000 if SOAK else 300
 
 
 @st.composite
@@ -97,6 +98,7 @@ def test_every_step_equals_the_reference(shape: str) -> None:
 
     @settings(
         max_examples=EXAMPLES // len(SHAPES),
+        derandomize=not SOAK,  # what the counts below ask for must not depend on luck
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing stream is small enough without shrinking
@@ -131,4 +133,4 @@ def test_every_step_equals_the_reference(shape: str) -> None:
 
     check()
     # The comparison is worth something only if the draws reach the interesting paths.
-    assert all(count > 50 for count in compared.values()), compared
+    assert all(count > EXAMPLES // 12 for count in compared.values()), compared
