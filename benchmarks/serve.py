@@ -1,33 +1,31 @@
-"""What the server costs, on this machine: requests a second, evicted streams, the journal, a restart.
+"""What the server costs, on this machine: requests a second, evicted streams, the journal, restarts, kills.
 
-    python benchmarks/serve.py --output benchmarks/results/serve.json
+    python -m benchmarks.serve --output benchmarks/results/serve.json --write
+    python -m benchmarks.serve --output /tmp/some.json --parts load kills --seconds 2 --kills 3
 
-Clients run in a process of their own and share the cores with the server. The bare loop of the other rows is
-FastAPI around one Adapter with a lock: no queue, no journal, one stream. All numbers are of one run, one after another.
+A part that is measured again replaces its old figures. Clients run in a process of their own and share the cores with
+the server. Whole, it takes about a quarter of an hour; `benchmarks/serve_numbers.py` makes the table in docs/serve.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
-from lessmore import adapt
+from benchmarks.serve_clients import bare_loop, class_file, photographs, random_model, send_all, served
+from benchmarks.serve_numbers import write_numbers
+from lessmore import Adapter, adapt, load
 from lessmore.config import preset
 from lessmore.core.vit import ViT
 from lessmore.engines import build
@@ -42,124 +40,55 @@ from lessmore.serve.settings import ServerSettings
 from lessmore.serve.store import FolderStore
 from lessmore.serve.streams import Look, ServedStreams
 from tests.serve.server import CLASSES, pictures, tiny
+from tests.serve.test_sigkill import survive
 
-BARE = """
-import asyncio, sys, uvicorn, lessmore
-from fastapi import FastAPI, Request
-from tests.serve.server import CLASSES
-adapter, app, lock = lessmore.adapt("tiny", CLASSES), FastAPI(), asyncio.Lock()
-
-@app.post("/{stream}")
-async def classify(stream: str, request: Request) -> dict:
-    data = await request.body()
-    async with lock:
-        answer = await asyncio.to_thread(adapter, data)
-    return {"label": answer.label, "score": float(answer.scores[answer.index])}
-
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", timeout_keep_alive=120)
-"""
-PORT = 18_433
 CONFIG: dict[str, Any] = {"classes": CLASSES, "templates": "photo", "preset": "default", "R": None, "method": "tca"}
 PNG = {"Content-Type": "image/png"}
-
-
-@contextmanager
-def process(*command: str | Path) -> Iterator[str]:
-    """A server on `PORT`, once it answers."""
-    address = f"http://127.0.0.1:{PORT}"
-    started = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            try:
-                httpx.get(address)
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        yield address
-    finally:
-        started.terminate()
-        started.wait()
-
-
-@contextmanager
-def served(store: Path, *flags: str) -> Iterator[str]:
-    """`lessmore serve` without lines for requests."""
-    command = (sys.executable, "-m", "lessmore", "serve", "--port", str(PORT), "--store", store, "--log", "quiet")
-    with process(*command, *flags) as address:
-        yield address
-
-
-async def send_all(address: str, paths: list[str], seconds: float) -> dict[str, Any]:
-    """Every path from a client that waits for its answer before it sends the next image."""
-    waits: list[float] = []
-    codes, images = Counter[int](), pictures()
-    limits = httpx.Limits(max_connections=len(paths), max_keepalive_connections=len(paths))
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
-
-        async def one(path: str, end: float) -> None:
-            for i in range(10**9):
-                start = time.perf_counter()
-                if start > end:
-                    return
-                try:
-                    codes[(await client.post(path, content=images[i % len(images)], headers=PNG)).status_code] += 1
-                except httpx.TransportError:
-                    codes[0] += 1
-                waits.append(time.perf_counter() - start)
-
-        await asyncio.gather(*(one(path, time.perf_counter() + 1) for path in paths))
-        waits.clear()
-        codes.clear()
-        start = time.perf_counter()
-        await asyncio.gather(*(one(path, start + seconds) for path in paths))
-        spent = time.perf_counter() - start
-    ranks = statistics.quantiles(waits, n=100)
-    return {
-        "clients": len(paths), "requests": len(waits), "failures": sum(codes.values()) - codes[200],
-        "requests/s": round(len(waits) / spent, 1), "p50 ms": round(1e3 * ranks[49], 1),
-        "p99 ms": round(1e3 * ranks[98], 1),
-    }  # fmt: skip
+SHAPE = "ViT-B-16"
 
 
 def overhead(folder: Path, seconds: float, rounds: int) -> dict[str, Any]:
-    """What the server adds to an image: 16 clients of 16 streams against one adapter in a loop, in turn.
+    """16 clients of 16 streams beside a bare loop and the bare engine, in turn, on one shape and the same JPEGs.
 
-    Server, clients and loop share the cores, but the loop has none of the others beside it. The share of a larger
-    model's step is the milliseconds that are added, over the step of part `journal`.
+    Server, clients and loop share the cores; the engine has none of the others beside it.
     """
-    adapter, images, served_ms, bare_ms = adapt(tiny(), CLASSES), pictures(), [], []
-    with served(folder / "overhead") as address:
-        for i in range(16):
-            httpx.post(f"{address}/v1/streams", json={"id": f"s{i}"}).raise_for_status()
-        paths = [f"/v1/streams/s{i}/images" for i in range(16)]
+    model, images = random_model(folder / "shape", SHAPE), photographs()
+    adapter = adapt(load(model), CLASSES)
+    flags = ("--model", model, "--classes", str(class_file(folder)))
+    rates: dict[str, list[float]] = {"lessmore serve": [], "bare FastAPI loop": [], "bare engine": []}
+    with served(folder / "overhead", 16, *flags) as ours, bare_loop(model, 16) as loop:
         for _ in range(rounds):
-            served_ms.append(1e3 / asyncio.run(send_all(address, paths, seconds))["requests/s"])
-            start, done = time.perf_counter(), 0
-            while time.perf_counter() < start + seconds:
-                adapter(images[done % len(images)])
-                done += 1
-            bare_ms.append(1e3 * (time.perf_counter() - start) / done)
-    ratios = sorted(bare / ours for bare, ours in zip(bare_ms, served_ms, strict=True))
+            for name, (address, paths) in (("lessmore serve", ours), ("bare FastAPI loop", loop)):
+                told = send_all(address, paths, images, seconds)
+                assert told["failures"] == 0, told
+                rates[name].append(told["requests/s"])
+            rates["bare engine"].append(engine_rate(adapter, images, seconds))
+    ratios = sorted(a / b for a, b in zip(rates["lessmore serve"], rates["bare engine"], strict=True))
     return {
-        "clients": 16, "rounds": rounds, "bare ms": round(statistics.median(bare_ms), 2),
-        "served ms": round(statistics.median(served_ms), 2),
-        "images/s of the bare engine's": [round(one, 3) for one in (ratios[0], statistics.median(ratios), ratios[-1])],
+        "shape": SHAPE, "clients": 16, "rounds": rounds,
+        "images/s": {name: round(statistics.median(each), 2) for name, each in rates.items()},
+        "of the bare engine": [round(one, 3) for one in (ratios[0], statistics.median(ratios), ratios[-1])],
     }  # fmt: skip
 
 
+def engine_rate(adapter: Adapter, images: list[bytes], seconds: float) -> float:
+    """Images a second of an adapter in a loop, decoding included."""
+    adapter(images[0])
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() < start + seconds:
+        adapter(images[done % len(images)])
+        done += 1
+    return done / (time.perf_counter() - start)
+
+
 def load_rows(folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Requests a second at 1, 16 and 128 streams, beside the bare loop."""
+    """Requests a second of `tiny` at 1, 16 and 128 streams, beside the bare loop."""
     rows = []
     for clients in (1, 16, 128):
-        with served(folder / f"load-{clients}", "--max-resident", "128") as address:
-            for i in range(clients):
-                httpx.post(f"{address}/v1/streams", json={"id": f"s{i}"}).raise_for_status()
-            paths = [f"/v1/streams/s{i}/images" for i in range(clients)]
-            rows.append({"server": "lessmore serve", **asyncio.run(send_all(address, paths, seconds))})
-        with process(sys.executable, "-c", BARE, str(PORT)) as address:
-            told = asyncio.run(send_all(address, [f"/s{i}" for i in range(clients)], seconds))
-            rows.append({"server": "bare loop, one stream", **told})
-        print(*rows[-2:], sep="\n")
+        with served(folder / f"load-{clients}", clients, "--max-resident", "128") as (address, paths):
+            rows.append({"server": "lessmore serve", **send_all(address, paths, pictures(), seconds)})
+        with bare_loop("tiny", clients) as (address, paths):
+            rows.append({"server": "bare FastAPI loop", **send_all(address, paths, pictures(), seconds)})
     return rows
 
 
@@ -172,9 +101,10 @@ def eviction(folder: Path, streams: int, resident: int) -> dict[str, Any]:
         registry.add(StreamRow(f"s{i}", "", None, CONFIG))
     registry.close()
     image, cold, warm = pictures()[0], [], []
-    with served(store, "--max-resident", str(resident)) as address, httpx.Client(base_url=address) as client:
+    step = max(1, streams // (2 * resident))
+    with served(store, 0, "--max-resident", str(resident)) as (address, _), httpx.Client(base_url=address) as client:
         for turn in range(2):
-            for i in range(0, streams, streams // (2 * resident)):
+            for i in range(0, streams, step):
                 for times in (cold, warm):
                     start = time.perf_counter()
                     path = f"/v1/streams/s{i}/images"
@@ -254,6 +184,13 @@ def restart(folder: Path, streams: int, images: int) -> dict[str, Any]:
     return {"streams": streams, "images each": images, "seconds": round(spent, 2), "journal bytes each": size}
 
 
+def kills(folder: Path, count: int) -> dict[str, Any]:
+    """SIGKILLs under load; an answer or a byte of a state that differs, or an image that counts twice, ends this."""
+    told, restarts = survive(folder / "kills", kills=count, between=20)
+    answers = sum(map(len, told.values()))
+    return {"kills": restarts, "streams": len(told), "answers": answers, "missing": 0, "twice": 0, "differing bytes": 0}
+
+
 def machine() -> dict[str, Any]:
     """What the numbers are of; the load says how busy the machine was with other things."""
     return {
@@ -263,30 +200,39 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure everything and write it down."""
+    """Measure, and write it down."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--output", type=Path, required=True)
     options.add_argument("--seconds", type=float, default=10, help="length of each load run")
-    options.add_argument("--streams", type=int, default=10_000, help="registered streams of the eviction run")
+    options.add_argument("--rounds", type=int, default=5, help="rounds of part overhead")
+    options.add_argument("--streams", type=int, default=10_000, help="registered streams of part eviction")
+    options.add_argument("--resident", type=int, default=100, help="streams in memory in part eviction")
+    options.add_argument("--kept", type=int, nargs=2, default=(100, 1000), help="streams and images of part restart")
+    options.add_argument("--kills", type=int, default=50, help="kills of part kills")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    options.add_argument("--write", action="store_true", help="put the table of the output into docs/serve.md")
     args = options.parse_args()
     limit_threads()
     results: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         for part in args.parts:
-            about = machine()
+            about, start = machine(), time.perf_counter()
             found = PARTS[part](Path(name), args)
-            results[part] = {"machine": about | {"load after": round(os.getloadavg()[0], 1)}, "found": found}
+            about |= {"load after": round(os.getloadavg()[0], 1), "seconds": round(time.perf_counter() - start)}
+            results[part] = {"machine": about, "found": found}
             args.output.write_text(json.dumps(results, indent=1) + "\n")
-            print(part, results[part], flush=True)
+            print(part, json.dumps(results[part]), flush=True)
+    if args.write:
+        write_numbers(results)
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
-    "overhead": lambda folder, args: overhead(folder, args.seconds / 2, 5),
+    "overhead": lambda folder, args: overhead(folder, args.seconds, args.rounds),
     "load": lambda folder, args: load_rows(folder, args.seconds),
-    "eviction": lambda folder, args: eviction(folder, args.streams, 100),
-    "journal": lambda folder, args: [journal_share(folder, "ViT-B-16", 100, 20)],
-    "restart": lambda folder, args: restart(folder, 100, 1000),
+    "eviction": lambda folder, args: eviction(folder, args.streams, args.resident),
+    "journal": lambda folder, args: journal_share(folder, SHAPE, 100, 20),
+    "restart": lambda folder, args: restart(folder, *args.kept),
+    "kills": lambda folder, args: kills(folder, args.kills),
 }
 
 
