@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import re
@@ -18,6 +19,8 @@ import pytest
 from PIL import Image
 
 from lessmore.serve.errors import STATUS, ServeError
+from lessmore.serve.guard import AccessLog
+from lessmore.serve.metrics import Metrics
 from tests.serve.server import CLASSES, Server, fresh_adapter, pictures, running, saved_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
@@ -164,4 +167,21 @@ def test_the_page_lists_every_status() -> None:
     listed = set(re.findall(r"^\| (\d{3}) \| `(\w+)`", PAGE.read_text(), re.MULTILINE))
     known = {(str(one.status), one.type) for one in ServeError.__subclasses__()}
     known |= {(str(status), kind) for status, kind in STATUS.values()}
-    assert known <= listed
+    ours = {("400", "bad_request"), ("405", "method_not_allowed"), ("500", "internal")}
+    assert listed == known | ours
+
+
+def test_a_fault_of_the_server_has_a_body_too() -> None:
+    """The client hears what to report, and nothing of the fault."""
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("a secret")
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(AccessLog(broken, Metrics()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/v1/streams", headers={"X-Request-Id": "mine"})
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal") and "secret" not in answer.text
+    assert answer.headers["X-Request-Id"] == "mine"

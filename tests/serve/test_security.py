@@ -14,6 +14,7 @@ import pytest
 from lessmore.cli import parse
 from lessmore.errors import ConfigError
 from lessmore.serve.auth import make_key, read_keys
+from lessmore.serve.opened import opened_service
 from lessmore.serve.settings import ServerSettings, from_environment, without_password
 from tests.serve.server import Server, pictures, running
 
@@ -77,6 +78,7 @@ def test_log_lines_are_json_and_hold_no_secret(guarded: Server) -> None:
     assert "my-request.1" in {line.get("request") for line in lines}
     assert all({"time", "level", "message"} <= line.keys() for line in lines)
     assert not any(key in text for key, _ in KEYS.values()) and "odd" not in text
+    assert lines[0]["message"] == "start" and lines[0]["settings"]["host"] == "0.0.0.0"
 
 
 def test_other_machines_need_keys() -> None:
@@ -104,6 +106,15 @@ def test_settings_are_printed_without_passwords() -> None:
     shown = ServerSettings(db="postgresql://me:secret@host/db?password=secret", store="s3://bucket/a?key=secret")
     assert "secret" not in json.dumps(shown.printable()) and shown.printable()["db"] == "postgresql://***@host/db"
     assert without_password("/a/path") == "/a/path"
+
+
+def test_an_engine_that_cannot_serve_is_refused_by_name() -> None:
+    for engine in ("openvino", "graph", "chunk"):
+        with (
+            pytest.raises(ConfigError, match=f"{engine}.*take auto, cpu or eager"),
+            opened_service(ServerSettings(engine=engine), []),
+        ):
+            pass
 
 
 def test_the_environment_sets_what_flags_do() -> None:

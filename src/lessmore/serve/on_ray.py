@@ -18,7 +18,7 @@ from lessmore.errors import ConfigError
 from lessmore.serve.front import Front
 from lessmore.serve.guard import BodyGuard
 from lessmore.serve.replica import Replica
-from lessmore.serve.run import StoppingServer, address_of, listening, set_up_logs
+from lessmore.serve.run import StoppingServer, listening, set_up_logs, tell_start
 from lessmore.serve.settings import ServerSettings
 
 _NAME = "lessmore"
@@ -42,7 +42,7 @@ def serve_on_ray(settings: ServerSettings, classes: list[str], announce: Callabl
     set_up_logs(settings)
     with listening(settings) as listener, _replicas(settings, classes) as handle:
         front = Front(handle, settings)
-        announce(address_of(listener))
+        tell_start(settings, listener, announce)
         app = BodyGuard(front, settings, front.metrics)
         asyncio.run(StoppingServer(app, front, lifespan="off").serve(sockets=[listener]))
     return 0

@@ -74,8 +74,7 @@ def serve(settings: ServerSettings, classes: list[str], announce: Callable[[str]
     keys = [] if settings.api_keys is None else read_keys(Path(settings.api_keys))
     with exported_traces(), listening(settings) as listener, opened_service(settings, classes) as service:
         around = _watching(service, watched, keys)
-        announce(address_of(listener))
-        _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
+        tell_start(settings, listener, announce)
         asyncio.run(StoppingServer(make_app(service, keys, around), service).serve(sockets=[listener]))
     return 0
 
@@ -172,14 +171,17 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
         yield listener
 
 
-def address_of(listener: socket.socket) -> str:
-    """The URL of what listens.
+def tell_start(settings: ServerSettings, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Announce the address, and log the settings in force.
 
     Args:
-        listener: A bound socket.
+        settings: All settings.
+        listener: What listens.
+        announce: Called with the address.
     """
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    _LOG.info("start", extra={"facts": {"settings": settings.printable()}})
 
 
 def set_up_logs(settings: ServerSettings) -> None:
