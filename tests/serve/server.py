@@ -26,6 +26,12 @@ from safetensors.torch import load
 import lessmore
 from lessmore import Adapter, adapt
 from lessmore.assets import shifts, world
+from lessmore.serve.metrics import Metrics
+from lessmore.serve.registry import StreamRegistry
+from lessmore.serve.resident import Place
+from lessmore.serve.settings import ServerSettings
+from lessmore.serve.store import FolderStore
+from lessmore.serve.streams import ServedStreams
 
 State = tuple[dict[str, tuple[str, tuple[int, ...], bytes]], dict[str, Any]]
 """All that a state file says."""
@@ -69,7 +75,7 @@ class Server:
         place = () if "--store" in flags else ("--store", str(store))
         command = [sys.executable, "-m", "lessmore", "serve", "--port", "0", *place, *flags]
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-        self.log = store.with_suffix(".log")
+        self.store, self.log = store, store.with_suffix(".log")
         with open(self.log, "ab") as errors:
             self.process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=errors, text=True)
         self.address = self._address() if wait else ""
@@ -134,6 +140,15 @@ def free_port() -> int:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
         return port
+
+
+def kept_place(store: Path, stream: str) -> Place:
+    """Where a stream stands in a folder that no server uses; read here, for a server takes seconds to start."""
+    folder, registry = FolderStore(store, fsync=False), StreamRegistry(f"sqlite:///{store}/registry.db", fsync=False)
+    found = ServedStreams(tiny(), ServerSettings(max_batch=1), registry, folder, Metrics()).get(stream).place
+    folder.close()
+    registry.close()
+    return found
 
 
 def scores_of(answer: dict[str, Any]) -> dict[str, tuple[float, float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serve_numbers import RESULTS, page_with
 from lessmore.serve.metrics import Metrics
 from tests.serve.server import Server
 
@@ -35,6 +36,18 @@ def test_the_page_of_the_calls_needs_no_script_and_nothing_from_elsewhere(shared
     assert "errorbody" in links and links <= set(re.findall(r'id="([^"]+)"', page))
     for file in re.findall(r'href="(/page/[^"]+)"', page):
         assert shared_server.client.get(file).status_code == 200
+
+
+def test_the_numbers_are_those_of_the_results() -> None:
+    """What benchmarks/serve.py wrote down is what the page says; a table that is made again replaces the old one."""
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    assert page_with(json.loads(RESULTS.read_text()) if RESULTS.exists() else {}, page) == page
+    machine = {"cores": 2, "threads": 2, "torch": "2.11", "load before": 0.1}
+    found = {"streams": 100, "images each": 1000, "seconds": 1.5, "journal bytes each": 1}
+    once = page_with({"restart": {"machine": machine, "found": found}}, page)
+    row = "| restart of 100 streams, each with 1,000 images in its journal | 1.5 s |"
+    assert once.count(row) == 1 and page_with({"restart": {"machine": machine, "found": found}}, once) == once
+    assert once.partition("## What it defends")[2] == page.partition("## What it defends")[2]
 
 
 @pytest.fixture
