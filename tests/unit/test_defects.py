@@ -167,6 +167,16 @@ def test_bench_prints_its_own_lines_only() -> None:
     assert all("%" in part for part in re.split(r"[\r\n]", err) if part.strip())
 
 
+def test_only_the_preset_paper_is_called_the_papers_tca() -> None:
+    """`fixed` was called 'TCA as in the paper', on three pages."""
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    assert len(pages) > 40
+    for page in pages:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert "TCA as in the paper" not in text, page.name
+        assert "the paper's TCA" not in text or "`paper`" in text or "preset paper" in text, page.name
+
+
 def test_ci_has_a_browser_before_it_tests_pages() -> None:
     """Without one, all page tests were skipped and CI was green."""
     steps = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
