@@ -95,12 +95,14 @@ def _wanted(hint: Any) -> str:
     return "a list of whole numbers" if kind is tuple else _SAID.get(hint, str(hint))
 
 
-# Resolving the hints of a class takes longer than everything else that a preset checks.
-_hints = cache(get_type_hints)
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields; resolving them takes longer than everything else that a preset checks."""
+    return get_type_hints(kind)
 
 
 def _check_types(config: Any) -> None:
-    for name, hint in _hints(type(config)).items():
+    for name, hint in _hints(type(config)).items():  # type: ignore[arg-type]  # classes are hashable
         check_value(name, getattr(config, name), hint)
 
 

@@ -104,8 +104,8 @@ def _work(name: str, settings: Preset, own: Mapping[str, Any], vlm: VLM, classes
     plain = Setup(vlm.vision, setup.text, 1.0, settings._replace(condensation=PLAIN))
     method = blank_method(name, vlm, settings, classes, own)
     shares = isinstance(method, FromEncoded) and method.wants is not None
-    gmacs = (macs / 1e9 for macs in (method.macs(), setup.image_macs(), plain.image_macs()))
-    return _Work(*gmacs, shares, canonical_condensation(settings.condensation))
+    total, encoding, bare = (macs / 1e9 for macs in (method.macs(), setup.image_macs(), plain.image_macs()))
+    return _Work(total, encoding, bare, shares, canonical_condensation(settings.condensation))
 
 
 def _size(spec: RunSpec, data: Dataset | str) -> tuple[int, tuple[str, ...]]:
