@@ -263,6 +263,18 @@ def test_no_window_is_too_narrow(page: Page, file: Path, width: int) -> None:
     assert page.do("document.querySelectorAll('main, header, nav, footer').length") == 4
 
 
+@pytest.mark.parametrize("width", [360, 400])
+def test_accuracy_and_gain_are_in_sight_on_a_telephone(page: Page, file: Path, width: int) -> None:
+    """They were off-screen without a hint that there was more."""
+    page.open(file, width=width)
+    heads = "[...document.querySelectorAll('#summary thead th')]"
+    right = page.do(f"Object.fromEntries({heads}.map(e => [e.innerText, e.getBoundingClientRect().right]))")
+    edge = page.do("document.querySelector('#summary .wide').getBoundingClientRect().right")
+    assert 0 < right["accuracy"] < right["gain"] <= edge < right["images"]
+    shadow = "getComputedStyle(document.querySelector('#summary .wide')).backgroundAttachment"
+    assert page.do(shadow) == "local, local, scroll, scroll", "a shadow says that there is more"
+
+
 def test_the_way_by_tab_is_the_way_of_the_page(page: Page) -> None:
     seen = []
     for _ in range(60):

@@ -14,7 +14,7 @@ from tests.fuzz.names import hostile_name
 from tests.web.chromium import Page
 
 pytestmark = pytest.mark.browser
-TAGS = "HTML HEAD META LINK TITLE STYLE BODY MAIN FOOTER H1 H2 P CODE DIV TABLE THEAD TBODY TR TH TD B SMALL"
+TAGS = "HTML HEAD META LINK TITLE STYLE BODY MAIN FOOTER H1 H2 P CODE DIV TABLE THEAD TBODY TR TH TD B SMALL SPAN"
 NAMES = tuple(hostile_name(random.Random(f"page {i}")) for i in range(300))
 
 
@@ -31,8 +31,25 @@ def test_hostile_names_are_texts(tmp_path: Path) -> None:
         known = set(TAGS.split())
         assert set(page.do("[...new Set([...document.querySelectorAll('*')].map(e => e.tagName))]")) <= known
         assert page.do("document.querySelectorAll('tbody tr').length") == len(NAMES)
-        cells = page.do("[...document.querySelectorAll('tbody tr')].map(r => r.children[0].textContent)")
+        cells = page.do("[...document.querySelectorAll('tbody tr')].map(r => r.children[0].firstChild.textContent)")
         assert [" ".join(one_line(cell).split()) for cell in cells] == [one_line(name) for name in NAMES]
+
+
+@pytest.mark.parametrize("width", [360, 400])
+def test_accuracy_and_gain_are_in_sight_on_a_telephone(width: int, tmp_path: Path) -> None:
+    """Four columns of words came before the first number."""
+    model, method = "a_long_folder_of_models/one", "matched zero-shot"
+    line = (Text(model), Text(method), Text("none"), Text("default"), Text("68.56", True, "± 5.18 (+12.02 ± 7.36)"))
+    head = ("model", "method", "reducer", "preset", "mixture:contrast:4,gaussian_noise:3,defocus_blur:2")
+    file = tmp_path / "page.html"
+    file.write_text(to_html(TablePage("Results", (TableGrid("", head, (line,), words=4),), ()), "a test"))
+    with Page(tmp_path / "profile") as page:
+        page.open(file, width=width)
+        assert page.do("document.querySelector('td:last-child').getBoundingClientRect().right") <= width
+        assert page.text("tbody th").split("\n") == [model, f"{method}, none, default"]
+        page.open(file, width=1280)
+        assert page.text("tbody th") == model, "words have columns of their own here"
+        assert page.do("[...document.querySelectorAll('td')].every(e => e.getBoundingClientRect().width > 0)")
 
 
 def test_the_rule_of_the_page_stops_what_would_slip_through(tmp_path: Path) -> None:
