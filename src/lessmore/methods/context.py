@@ -197,7 +197,8 @@ def check_learned(
     written = torch.float64 if facts["text_tower"]["dtype"] == "torch.float64" else torch.float32
     forms = {name: Form(written, tuple(tensor.shape)) for name, tensor in like.items()}
     # The forms come first: of some types torch cannot even say whether they are finite.
-    if reason := form_problem(tensors, forms) or finite_problem(tensors) or _range_problem(tensors):
+    told = {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}  # a blank model has no numbers
+    if reason := form_problem(tensors, forms) or finite_problem(told) or _range_problem(told):
         raise ConfigError(f"{path} makes no sense: {reason}; {_REMEDY}")
 
 
