@@ -1,54 +1,62 @@
-"""The table of README.md, made from the committed result files of photo-s8.
+"""The table of README.md: every preset and rival on the same images, all made by one command.
 
-    python benchmarks/readme_table.py           # writes README.md
-    python benchmarks/readme_table.py --check   # exit code 1 if it is not up to date
+    lessmore sweep benchmarks/readme.yaml --output RUNS                  # photo-s8 and the data lie in ../shared
+    lessmore build RUNS -o benchmarks/results/readme.csv
+    python benchmarks/readme_table.py                                    # writes README.md
+    python benchmarks/readme_table.py --check                            # exit code 1 if it is not up to date
 
-Zero-shot and TDA come from `lessmore reproduce cross-dataset`, `paper` and `released` from `lessmore reproduce
-options`, `default` from `lessmore run`. All saw the same 600 images of each stream. The first two files hold intervals
-of the means over streams. The third holds those of single streams only, so the interval of its mean is put together
-from them: the three data sets share no image, hence half-widths add up in quadrature.
+The runs of a mixed stream differ in their seed alone and see the same images in another order, so their intervals are
+averaged; a camera runs once. The three data sets share no image, so the half-widths of their means add up in
+quadrature.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lessmore.storage.files import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RESULTS = REPOSITORY / "benchmarks" / "results"
+RUNS = REPOSITORY / "benchmarks" / "results" / "readme.csv"
 BEGIN, END = "<!-- table: made by benchmarks/readme_table.py -->", "<!-- end of the table -->"
-SETS = ("eurosat", "caltech101", "tiny_imagenet")
 TITLES = {"eurosat": "EuroSAT", "caltech101": "Caltech101", "tiny_imagenet": "Tiny-ImageNet"}
-GROUPS = {"clean average": "", "corrupted average": "contrast:2"}
-ROWS = (
-    ("zero-shot, the plain model", "cross-dataset", "CLIP"),
-    ("TDA, its published settings", "cross-dataset", "TDA"),
-    ("TCA as the paper writes it, `paper`", "options", "preset paper"),
-    ("TCA as its authors released it, `released`", "options", "preset released"),
+SHIFTS = {"": "clean", "contrast:2": "low contrast"}
+SEEDS = {"iid": 3, "camera": 1}
+"""Runs of each stream, by order."""
+ROWS = {
+    ("zeroshot", "default"): "zero-shot, the plain model",
+    ("tda", "default"): "TDA, its published settings",
+    ("tca", "paper"): "TCA as the paper writes it, `paper`",
+    ("tca", "released"): "TCA as its authors released it, `released`",
+    ("tca", "default"): "**TCA as we set it, `default`**",
+    ("tca", "camera"): "**TCA as we set it for cameras, `camera`**",
+}
+"""Names by method and preset."""
+HEAD = (
+    "| | mixed images, low contrast: accuracy | gain | mixed, clean: accuracy | gain | a camera's images: gain "
+    "| worst of the twelve streams | GMACs |"
 )
 
 Interval = Sequence[float]
-"""A value, and the ends of its 95 % interval."""
+"""A value, and the ends of its 95 % interval, in percent or points."""
+Stream = tuple[str, str, str]
+"""Data set, corruption and order."""
 
 
 class Line(NamedTuple):
-    """One row of the table, in percent and points."""
+    """One row of the table."""
 
     name: str
-    accuracy: dict[str, Interval]
-    """By group of streams."""
-    gain: dict[str, Interval]
-    worst: tuple[str, Interval]
-    """The stream with the lowest gain."""
+    accuracy: Mapping[Stream, Interval]
+    gain: Mapping[Stream, Interval]
     gmacs: float
 
 
@@ -62,7 +70,7 @@ def main() -> int:
     head, _, rest = before.partition(BEGIN)
     after = f"{head}{BEGIN}\n{table()}{END}{rest.partition(END)[2]}"
     if check or before == after:
-        print("up to date" if before == after else "README.md differs from the result files; run this without --check")
+        print("up to date" if before == after else "README.md differs from the result file; run this without --check")
         return int(before != after)
     with replacing(target) as new:
         new.write_text(after, encoding="utf-8")
@@ -71,83 +79,64 @@ def main() -> int:
 
 def table() -> str:
     """The table as Markdown."""
-    head = "| | low contrast, accuracy | gain | clean, accuracy | gain | worst of the six streams | GMACs |"
-    lines = [line(*row) for row in ROWS] + [default()]
-    return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *map(_markdown, lines)]) + "\n"
+    found: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
+    with RUNS.open(encoding="utf-8") as file:
+        for run in csv.DictReader(file):
+            found[run["spec.method"], run["spec.preset"]].append(run)
+    lines = [line(name, found[row]) for row, name in ROWS.items()]
+    return "\n".join([HEAD, "|" + " --- |" * (HEAD.count("|") - 1), *map(_markdown, lines)]) + "\n"
 
 
-def line(name: str, file: str, row: str) -> Line:
-    """A row of one of the stored tables."""
-    stored = json.loads((RESULTS / "reproduce" / "photo-s8" / f"{file}.json").read_text(encoding="utf-8"))
-    (found,) = [one for one in stored["rows"] if one["name"] == row]
-    pairs = zip(stored["columns"], found["cells"], strict=True)
-    streams = {_stream(c["dataset"], c["corruption"]): i["gain"] for c, i in pairs}
-    averages = found["averages"]
+def line(name: str, runs: Sequence[Mapping[str, str]]) -> Line:
+    """A row of the table.
+
+    Args:
+        name: Its name.
+        runs: All its runs.
+    """
+    of: dict[Stream, list[Mapping[str, str]]] = defaultdict(list)
+    for run in runs:
+        of[run["dataset.name"], run["spec.corruption"], run["spec.order"]].append(run)
+    assert {order: len(seeds) for (_, _, order), seeds in of.items()} == SEEDS, f"{name}: {len(runs)} runs"
+    assert len(of) == len(TITLES) * len(SHIFTS) * len(SEEDS), f"{name}: {len(of)} streams"
     return Line(
         name,
-        {group: averages[group]["accuracy"] for group in GROUPS},
-        {group: averages[group]["gain"] for group in GROUPS},
-        _worst(streams),
-        found["gmacs"]["matmul"],
+        {stream: _over_seeds(seeds, "accuracy") for stream, seeds in of.items()},
+        {stream: _over_seeds(seeds, "gain") for stream, seeds in of.items()},
+        fmean(float(run["cost.gmacs_matmul"]) for run in runs),
     )
 
 
-def default() -> Line:
-    """The row of the preset `default`, from the table of its runs."""
-    with (RESULTS / "photo-s8-labelfree.csv").open(encoding="utf-8") as file:
-        runs = [run for run in csv.DictReader(file) if run["spec.preset"] == "labelfree"]
-    of = {
-        (name, shift): [run for run in runs if (run["dataset.name"], run["spec.corruption"]) == (name, shift)]
-        for name in SETS
-        for shift in GROUPS.values()
-    }
-    accuracy = {key: _over_orders(found, "accuracy", "accuracy_ci") for key, found in of.items()}
-    gain = {key: _over_orders(found, "gain", "gain_ci") for key, found in of.items()}
-    used = [run for found in of.values() for run in found]
-    return Line(
-        "**TCA as we set it, `default`**",
-        {group: _mean([accuracy[name, shift] for name in SETS]) for group, shift in GROUPS.items()},
-        {group: _mean([gain[name, shift] for name in SETS]) for group, shift in GROUPS.items()},
-        _worst({_stream(*key): value for key, value in gain.items()}),
-        fmean(float(run["cost.gmacs_matmul"]) for run in used),
-    )
-
-
-def _over_orders(runs: Sequence[Mapping[str, Any]], value: str, ends: str) -> Interval:
-    """Mean over the orders of a stream; they share their images, so the interval is their mean as well."""
-    names = (f"metrics.{value}", f"metrics.{ends}.low", f"metrics.{ends}.high")
+def _over_seeds(runs: Sequence[Mapping[str, str]], value: str) -> Interval:
+    names = (f"metrics.{value}", f"metrics.{value}_ci.low", f"metrics.{value}_ci.high")
     return [100 * fmean(float(run[name]) for run in runs) for name in names]
 
 
-def _mean(streams: Sequence[Interval]) -> Interval:
-    """Mean over streams that share no image."""
-    middle = fmean(value for value, _, _ in streams)
-    below = math.hypot(*(value - low for value, low, _ in streams)) / len(streams)
-    above = math.hypot(*(high - value for value, _, high in streams)) / len(streams)
-    return [middle, middle - below, middle + above]
-
-
-def _worst(streams: Mapping[str, Interval]) -> tuple[str, Interval]:
-    return min(streams.items(), key=lambda stream: stream[1][0])
-
-
-def _stream(dataset: str, corruption: str | None) -> str:
-    return TITLES[dataset] + (", low contrast" if corruption else ", clean")
+def _mean(streams: Mapping[Stream, Interval], order: str, shifts: Sequence[str] = tuple(SHIFTS)) -> Interval:
+    """Mean over streams of an order. The conditions of a data set show the same images, so their ends are averaged."""
+    sets = [[fmean(streams[name, shift, order][i] for shift in shifts) for i in range(3)] for name in TITLES]
+    centre = fmean(value for value, _, _ in sets)
+    below = math.hypot(*(value - low for value, low, _ in sets)) / len(sets)
+    above = math.hypot(*(high - value for value, _, high in sets)) / len(sets)
+    return [centre, centre - below, centre + above]
 
 
 def _markdown(row: Line) -> str:
-    cells = [row.name]
     plain = not any(map(any, row.gain.values()))
-    for group in ("corrupted average", "clean average"):
-        cells += [_shown(row.accuracy[group], ".1f"), "–" if plain else _shown(row.gain[group], "+.1f")]
-    stream, gain = row.worst
-    cells += ["–" if plain else f"{_shown(gain, '+.1f')} {stream}", f"{row.gmacs:.2f}"]
+    cells = [row.name]
+    for shift in ("contrast:2", ""):
+        cells += [_shown(_mean(row.accuracy, "iid", [shift]), ".1f")]
+        cells += ["–" if plain else _shown(_mean(row.gain, "iid", [shift]), "+.1f")]
+    (name, shift, order), least = min(row.gain.items(), key=lambda stream: stream[1][0])
+    where = ", ".join([TITLES[name], SHIFTS[shift], *(["a camera"] if order == "camera" else [])])
+    cells += ["–" if plain else _shown(_mean(row.gain, "camera"), "+.1f")]
+    cells += ["–" if plain else f"{_shown(least, '+.1f')} {where}", f"{row.gmacs:.2f}"]
     return "| " + " | ".join(cells) + " |"
 
 
 def _shown(value: Interval, kind: str) -> str:
-    middle, low, high = (f"{one:{kind}}".replace("-", "−") for one in value)
-    return f"{middle} [{low}, {high}]"
+    centre, low, high = (f"{one:{kind}}".replace("-", "−") for one in value)
+    return f"{centre} [{low}, {high}]"
 
 
 if __name__ == "__main__":
