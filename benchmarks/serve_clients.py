@@ -41,6 +41,9 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", timeout_keep_alive=
 """
 """FastAPI around one Adapter with a lock: no queue, no journal, one stream."""
 
+PATIENCE = 300
+"""Seconds that a client waits for an answer, on a machine that may do other things."""
+
 
 @contextmanager
 def process(port: int, *command: str | Path) -> Iterator[str]:
@@ -49,6 +52,7 @@ def process(port: int, *command: str | Path) -> Iterator[str]:
     started = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(1200):
+            assert started.poll() is None, f"{command[1:4]} ended before it answered"
             try:
                 httpx.get(address)
                 break
@@ -67,7 +71,7 @@ def served(store: Path, streams: int, *flags: str) -> Iterator[tuple[str, list[s
     command = (sys.executable, "-m", "lessmore", "serve", "--port", str(port), "--store", store, "--log", "quiet")
     with process(port, *command, *flags) as address:
         for i in range(streams):
-            httpx.post(f"{address}/v1/streams", json={"id": f"s{i}"}, timeout=300).raise_for_status()
+            httpx.post(f"{address}/v1/streams", json={"id": f"s{i}"}, timeout=PATIENCE).raise_for_status()
         yield address, [f"/v1/streams/s{i}/images" for i in range(streams)]
 
 
@@ -88,7 +92,7 @@ async def _send_all(address: str, paths: Sequence[str], images: Sequence[bytes],
     waits: list[float] = []
     codes, kind = Counter[int](), {"Content-Type": "image/jpeg"}
     limits = httpx.Limits(max_connections=len(paths), max_keepalive_connections=len(paths))
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, limits=limits) as client:
 
         async def one(path: str, end: float) -> None:
             for i in range(10**9):
