@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lessmore.data.decoder import MEMORY, Decoder
+from lessmore.data.decoder import MEMORY, Decoder, DecoderError
 from lessmore.data.images import load_image
 from lessmore.errors import ImageError
 from tests.data.attack_images import ATTACKS, encoded
@@ -119,6 +119,16 @@ def test_a_process_that_died_while_it_was_idle_is_replaced() -> None:
         os.kill(first, signal.SIGKILL)
         time.sleep(0.2)
         assert decoder(RED).size == (5, 4) and pid(decoder) != first
+
+
+def test_an_image_is_not_blamed_for_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Decoder(seconds=60) as decoder:
+        for name, value in (("_CODE", "raise SystemExit(1)"), ("sys.executable", "/nothing")):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"lessmore.data.decoder.{name}", value)
+                with pytest.raises(DecoderError, match="can be started"):
+                    decoder(RED)
+        assert decoder(RED).size == (5, 4)
 
 
 def test_threads_share_two_processes() -> None:

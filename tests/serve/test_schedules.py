@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lessmore import Adapter
+from lessmore.data.decoder import DecoderError
 from lessmore.errors import ConfigError, ImageError, LessmoreError, StateError
 from lessmore.serve.answer import Asked
-from lessmore.serve.errors import DamagedStreamError
+from lessmore.serve.errors import DamagedStreamError, status_of
 from lessmore.serve.journal import pack_record, read_records
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRegistry, StreamRow
@@ -52,6 +53,14 @@ def torn(folder: Path, stream: str, count: int) -> None:
     if records and length == len(data):  # else it was torn already, and nothing has read it since
         last = pack_record(records[-1].facts, records[-1].tensors)
         path.write_bytes(data + last[: min(count, len(last) - 1)])
+
+
+def test_an_image_that_no_process_decoded_does_not_count(tmp_path: Path) -> None:
+    streams, error = opened(tmp_path), DecoderError("no process that decodes images can be started; free memory")
+    streams.registry.add(StreamRow("s0", "", None, CONFIG))
+    assert streams.answer([Look("s0", error)]) == [error] and status_of(error) == (503, "unavailable")
+    assert streams.get("s0").place.number == streams.get("s0").adapter.health().refused == 0
+    closed(streams)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

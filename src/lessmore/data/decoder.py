@@ -21,7 +21,7 @@ from PIL import Image
 
 from lessmore.data.decoder_process import STRIP
 from lessmore.data.image_files import check_bytes, read_image_file
-from lessmore.errors import ImageError, ImageSizeError
+from lessmore.errors import ImageError, ImageSizeError, LessmoreError
 
 SECONDS = 2.0
 MEMORY = 300 * 10**6
@@ -81,6 +81,7 @@ class Decoder:
 
         Raises:
             ImageError: It cannot be read, or takes too much memory or time.
+            DecoderError: No process can be started, which says nothing of the image.
         """
         if isinstance(source, (bytes, bytearray)):
             check_bytes(len(source), "the image")
@@ -97,7 +98,7 @@ class Decoder:
         process = self._idle.get()
         try:
             if process is None or not process.alive:
-                process = _Process(memory)
+                process = _started(memory)
             return process.decode(data, name, seconds)
         except _LostProcess as error:
             raise ImageError(f"{name} {error}; convert the image with another program") from error
@@ -123,6 +124,10 @@ class Decoder:
         return Decoder, self._limits
 
 
+class DecoderError(LessmoreError, RuntimeError):
+    """No process that decodes images can be started; the image may be good."""
+
+
 class _LostProcess(Exception):
     """Why a process gave no answer."""
 
@@ -137,7 +142,7 @@ class _Process:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet
         )
         self._broken = False
-        self._within(_START, "cannot be decoded: no process for it can be started", self._told)
+        self._within(_START, f"takes more than {_START:g} s to start", self._told)
 
     @property
     def alive(self) -> bool:
@@ -211,6 +216,15 @@ class _Process:
         if len(data) < count:
             raise EOFError
         return data
+
+
+def _started(memory: int) -> _Process:
+    try:
+        return _Process(memory)
+    except (_LostProcess, OSError) as error:
+        raise DecoderError(
+            "no process that decodes images can be started; see whether memory and processes are left"
+        ) from error
 
 
 def _cause(code: int) -> str:

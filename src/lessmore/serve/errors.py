@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lessmore.data.decoder import DecoderError
 from lessmore.errors import ConfigError, ImageError, ImageSizeError, LessmoreError, NonFiniteError, StateError
 
 
@@ -111,6 +112,7 @@ STATUS: dict[type[LessmoreError], tuple[int, str]] = {
     NonFiniteError: (422, "non_finite"),
     StateError: (422, "refused_state"),
     ConfigError: (422, "invalid_settings"),
+    DecoderError: (503, "unavailable"),
 }
 """Status and type of the library's own errors; the first that fits."""
 

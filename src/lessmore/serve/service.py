@@ -22,7 +22,7 @@ from lessmore.core.encoder import PLAIN, encode
 from lessmore.data.decoder import Decoder
 from lessmore.engines.answered import plain_scores
 from lessmore.engines.cores import limit_threads, usable_cores
-from lessmore.errors import ImageError, LessmoreError, StateError
+from lessmore.errors import LessmoreError, StateError
 from lessmore.models.vlm import VLM
 from lessmore.prediction import Prediction
 from lessmore.serve.answer import Answer, Asked, RawImage, flat_names, listed
@@ -293,7 +293,7 @@ class Service:
             with self.metrics.decode.time():
                 try:
                     return adapter.pixels(self._opened(data))
-                except ImageError as error:
+                except LessmoreError as error:
                     return error
 
         return asyncio.get_running_loop().run_in_executor(self._decode, decode)
@@ -311,7 +311,7 @@ class Service:
         self._check_open()
         adapter = await self._computed(lambda: self.streams.template({**config, "method": "zeroshot"}))
         pixels = await self._decoded(adapter, data)
-        if isinstance(pixels, ImageError):
+        if isinstance(pixels, LessmoreError):
             raise pixels
         scores = await self._computed(lambda: plain_scores(adapter.answerer.setup, pixels))
         return sorted(zip(adapter.classes, scores.tolist(), strict=True), key=lambda pair: -pair[1])

@@ -41,10 +41,10 @@ TEMPLATES = 32
 
 @dataclass(frozen=True)
 class Look:
-    """An image of a stream, decoded or not decodable."""
+    """An image of a stream, or why there are no pixels of it."""
 
     stream: str
-    pixels: Tensor | ImageError
+    pixels: Tensor | LessmoreError
     asked: Asked = field(default_factory=Asked)
     explained: list[Prediction] = field(default_factory=list)
     """Where the prediction is put if it is to be explained."""
@@ -138,6 +138,8 @@ class ServedStreams:
                 elif isinstance(look.pixels, ImageError):
                     resident.adapter.answerer.refuse()
                     answers[i] = self._keep(resident, look.pixels, None, adapted=False)
+                elif isinstance(look.pixels, LessmoreError):  # not the image's fault: it does not count
+                    answers[i] = look.pixels
                 else:
                     turn.append((i, resident, look.pixels))
             except LessmoreError as error:
