@@ -44,7 +44,7 @@ PLACED = ViTShape(
     pool_mlp=12,
     norm_then_pool=True,
 )
-"""What EVA02, PE-Core and DINOv3 have between them, on a class token."""
+"""What EVA02 and PE-Core have between them, on a class token and registers."""
 AFTER = ViTShape(
     BlockShape(width=16, depth=5, heads=2, mlp=24, post_norm=True, layer_scale=True),
     image_size=24,
@@ -55,9 +55,29 @@ AFTER = ViTShape(
     pool="mean",
 )
 """Norms after the halves of a block, and places without a class token."""
+HEADED = ViTShape(
+    BlockShape(width=16, depth=5, heads=2, mlp=24, layer_scale=True),
+    image_size=24,
+    patch=4,
+    embed=8,
+    registers=2,
+    rope=Rope(start=-5 / 6, step=1 / 3, turns=(6.3, 0.7)),
+    head=BlockShape(width=16, depth=2, heads=2, mlp=20, activation="silu", gated=True, turned=False),
+    pool="class_mean",
+    norm_then_pool=True,
+)
+"""DINOv3.txt: behind a norm, two blocks of another kind that see no places."""
 FLEXIBLE = replace(MAP, image_size=16, flexible=True)
 """NaFlex: 16 positions are learned, and images of 24 × 24 have 36 patches."""
-SHAPES = {"class": CLASS, "map": MAP, "mean": MEAN, "placed": PLACED, "after": AFTER, "flexible": FLEXIBLE}
+SHAPES = {
+    "class": CLASS,
+    "map": MAP,
+    "mean": MEAN,
+    "placed": PLACED,
+    "after": AFTER,
+    "headed": HEADED,
+    "flexible": FLEXIBLE,
+}
 
 
 def make_vit(shape: ViTShape = CLASS, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 0.3) -> ViT:

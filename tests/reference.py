@@ -56,8 +56,10 @@ class Tower:
             vit.shape.class_token + vit.shape.registers,
         )
         self.w: dict[str, Array] = {k: v.cpu().numpy().astype(np.float64) for k, v in vit.state_dict().items()}
-        used: Any = vit.blocks[0].mlp
-        self.activation = next(ACTIVATIONS[name] for name, f in TORCH_ACTIVATIONS.items() if f is used.activation)
+        used: list[Any] = [block.mlp for block in vit.blocks]
+        self.activations = [
+            next(ACTIVATIONS[name] for name, f in TORCH_ACTIVATIONS.items() if f is mlp.activation) for mlp in used
+        ]
 
     def linear(self, name: str, x: Array) -> Array:
         """Wx + b, with b = 0 where the layer has none."""
@@ -121,12 +123,23 @@ class Tower:
         for token, place in enumerate(places):
             for pair in range(d // 2):
                 axis, j = divmod(pair, d // 4)
-                angle = place[axis] * self.shape.rope.base ** (-j / (d // 4)) if self.shape.rope else 0.0
+                angle = place[axis] * self.speed(j, d // 4)
                 for head in range(self.heads):
                     a, b = head * d + 2 * pair, head * d + 2 * pair + 1
                     out[token, a] = x[token, a] * math.cos(angle) - x[token, b] * math.sin(angle)
                     out[token, b] = x[token, a] * math.sin(angle) + x[token, b] * math.cos(angle)
         return out
+
+    def speed(self, j: int, pairs: int) -> float:
+        """How far pair j of those of one coordinate turns for each unit of it."""
+        rope = self.shape.rope
+        if rope is None:
+            return 0.0
+        return rope.base ** (-j / pairs) if rope.turns is None else rope.turns[j]
+
+    def border(self) -> int:
+        """Number of the first block of the other kind, which sees no places; there may be none."""
+        return self.shape.blocks.depth - (self.shape.head.depth if self.shape.head else 0)
 
     def project(self, i: int, x: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values [N, D] of block i, not turned yet."""
@@ -176,7 +189,7 @@ class Tower:
         stacked = x if anchor is None else np.vstack([x, anchor])
         keys = N + int(anchor is not None and anchor_kv)
         q, k, v = self.project(i, stacked)
-        if self.shape.rope is not None:
+        if self.shape.rope is not None and i < self.border():
             where = self.places(N) if places is None else places
             own = [] if anchor is None else [(0.0, 0.0) if self.first else mean_place(where, times)]
             q, k = self.turned(q, where + own), self.turned(k, where + own)
@@ -185,31 +198,33 @@ class Tower:
         maps = np.stack([maps[:, :, owner == j].sum(axis=2) for j in range(keys)], axis=2)
         return self.attention_update(i, mixed[:N]), maps
 
-    def mlp(self, name: str, x: Array, whole: bool = True) -> Array:
-        """Two linear layers around the activation; those of the blocks (`whole`) may have a gate and a norm."""
-        blocks = self.shape.blocks
+    def mlp(self, name: str, x: Array, i: int = 0) -> Array:
+        """Two linear layers around the activation of block i; some have a gate, or a norm."""
         hidden = self.linear(f"{name}.up", x)
-        if whole and blocks.gated:
-            hidden = hidden * self.activation(self.linear(f"{name}.gate", x))
+        if f"{name}.gate.weight" in self.w:
+            hidden = hidden * self.activations[i](self.linear(f"{name}.gate", x))
         else:
-            hidden = self.activation(hidden)
-        return self.linear(f"{name}.down", self.norm(f"{name}.norm", hidden) if whole and blocks.inner_norm else hidden)
+            hidden = self.activations[i](hidden)
+        return self.linear(
+            f"{name}.down", self.norm(f"{name}.norm", hidden) if f"{name}.norm.weight" in self.w else hidden
+        )
 
     def add_mlp(self, i: int, x: Array) -> Array:
         """The second half of block i, residual included."""
         norm = f"blocks.{i}.norm2"
         if self.shape.blocks.post_norm:
-            y = self.norm(norm, self.mlp(f"blocks.{i}.mlp", x))
+            y = self.norm(norm, self.mlp(f"blocks.{i}.mlp", x, i))
         else:
-            y = self.mlp(f"blocks.{i}.mlp", self.norm(norm, x))
-        return x + y * self.w.get(f"blocks.{i}.scale2", 1.0)
+            y = self.mlp(f"blocks.{i}.mlp", self.norm(norm, x), i)
+        y = x + y * self.w.get(f"blocks.{i}.scale2", 1.0)
+        return self.norm(f"blocks.{i}.norm_out", y) if self.shape.head and i == self.border() - 1 else y
 
     def map_pool(self, x: Array) -> Array:
         """A learned probe attends to all tokens, then a residual MLP: [N, D] to [D]."""
         D = x.shape[1]
         q, kv = self.linear("map_pool.q", self.w["map_pool.probe"][None]), self.linear("map_pool.kv", x)
         y = self.linear("map_pool.out", self.heads_attend(q, kv[:, :D], kv[:, D:], self.shape.pool_heads)[0])[0]
-        return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y), whole=False)
+        return y + self.mlp("map_pool.mlp", self.norm("map_pool.norm", y))
 
     def class_pool(self, x: Array) -> Array:
         """The class token [D]."""
@@ -224,7 +239,12 @@ class Tower:
         if self.shape.norm_then_pool:
             x = self.norm("norm_post", x)
         pools = {"map": self.map_pool, "class": self.class_pool, "mean": self.mean_pool}
-        pooled = pools[self.shape.pool](x)
+        if self.shape.pool == "class_mean":
+            return np.concatenate([self.finish(self.class_pool(x)), self.finish(self.mean_pool(x))])
+        return self.finish(pools[self.shape.pool](x))
+
+    def finish(self, pooled: Array) -> Array:
+        """The last norm, where it comes after pooling, and the projection."""
         if not self.shape.norm_then_pool:
             pooled = self.norm("norm_post", pooled)
         return self.linear("projection", pooled) if self.shape.projection else pooled

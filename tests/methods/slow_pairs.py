@@ -80,7 +80,8 @@ def slow_encode(
         D = x.shape[1]
         repeated = size if proportional else [1] * len(x)
         q, k, v = tower.project(i, x)
-        asked, keys = tower.turned(q, places), tower.turned(k, places)
+        placed = i < tower.border()
+        asked, keys = (tower.turned(q, places), tower.turned(k, places)) if placed else (q, k)
         mixed, maps = tower.heads_attend(asked, np.repeat(keys, repeated, axis=0), np.repeat(v, repeated, axis=0))
         x = x + tower.attention_update(i, mixed)
         if i in choose:

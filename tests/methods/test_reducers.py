@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ from lessmore.core.encoder import encode
 from lessmore.core.rope import Rope
 from lessmore.core.vit import BlockShape, ViTShape
 from lessmore.lab.report import tokens as pictures
-from tests.random_towers import SHAPES, make_images, make_vit
+from tests.random_towers import HEADED, SHAPES, make_images, make_vit
 
 LAYERS = (1, 2, 3)
 REDUCERS = [name for name in list_reducers() if name != "none"]
@@ -86,6 +88,15 @@ COUNTED = {
     ),
     "own-head": ViTShape(
         BlockShape(64, 12, 4, 350), 112, 8, 32, rope=Rope(0.0, 0.5), pool="map", pool_heads=8, pool_mlp=256
+    ),
+    "headed": replace(
+        HEADED,
+        blocks=BlockShape(64, 12, 4, 256),
+        image_size=112,
+        patch=8,
+        embed=64,
+        rope=Rope(0.0, 0.5),
+        head=BlockShape(64, 2, 4, 168, "silu", gated=True, turned=False),
     ),
 }
 

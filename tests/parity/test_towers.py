@@ -305,7 +305,7 @@ def test_other_architectures_are_refused(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("DINOTxt", "DINOv3.txt, which is defined only"), ("CoCa", "several queries")]
+    ("name", "what"), [("DINOv3ViTModel", "DINOv3, which has no text tower"), ("CoCa", "several queries")]
 )
 def test_models_that_people_ask_for_are_refused_by_name(name: str, what: str) -> None:
     with pytest.raises(ModelError, match=f"{what}.* cannot be imported; supported are"):

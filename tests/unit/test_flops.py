@@ -23,7 +23,7 @@ from lessmore.core.text import TextTower
 from lessmore.core.vit import BlockShape, ViT, ViTShape
 from lessmore.methods import Setup, make_method
 from lessmore.methods.resolve import fit_to_tower
-from lessmore.models.shapes import SHAPES
+from lessmore.models.shapes import DINOTXT, SHAPES
 from tests.methods.test_registry import small_options
 from tests.random_towers import SHAPES as SMALL
 from tests.random_towers import make_text, make_vit
@@ -176,7 +176,7 @@ def test_every_known_shape_has_its_cost_at_three_budgets(capsys: pytest.CaptureF
     assert "any shape, 256 patches" in listed["ViT-B-16-SigLIP2-naflex"]
 
 
-@pytest.mark.parametrize("name", ["EVA02-B-16", "PE-Core-B-16", "ViT-SO400M-14-SigLIP2"])
+@pytest.mark.parametrize("name", ["EVA02-B-16", "PE-Core-B-16", "ViT-SO400M-14-SigLIP2", DINOTXT])
 @pytest.mark.parametrize("method", ["tca", "zeroshot"])
 def test_real_shapes_agree_with_torchs_counter(name: str, method: str) -> None:
     """Seven blocks and 81 patches of the real width; more would say the same again."""

@@ -11,6 +11,7 @@ import torch
 
 from lessmore.config import Adaptation, Condensation
 from lessmore.core.vit import BlockShape, ViT, ViTShape
+from tests.random_towers import HEADED
 from tests.reference import (
     Cluster,
     Condensed,
@@ -223,22 +224,23 @@ def test_token_classifier() -> None:
         replace(NO_CLASS, pool="map", norm_then_pool=True, projection=False, embed=16),
         replace(NO_CLASS, pool="map", blocks=replace(BLOCKS, activation="gelu_tanh", eps=1e-6)),
         replace(NO_CLASS, pool="mean"),
+        HEADED,
     ],
-    ids=["class", "class-scaled", "mean-with-class", "map", "map-tanh", "mean"],
+    ids=["class", "class-scaled", "mean-with-class", "map", "map-tanh", "mean", "headed"],
 )
 def test_nothing_condensed_is_the_plain_tower(shape: ViTShape) -> None:
     reference = make_reference(Condensation(R=1.0), Adaptation(), shape)
     vit, images = make_vit(shape), make_images(2)
     with torch.no_grad():
         expected = vit(images).numpy()
-        first = vit.blocks[0](vit.embed(images)).numpy()
+        first = vit.blocks[0](vit.embed(images), places=vit.places()).numpy()
     for image, pooled, tokens in zip(images, expected, first, strict=True):
         encoding = reference.encode(image)
         assert encoding.pooled == pytest.approx(pooled, rel=1e-12, abs=1e-12)
         assert encoding.feature == pytest.approx(pooled / np.linalg.norm(pooled), rel=1e-12, abs=1e-12)
         summary = tokens[0] if shape.class_token else tokens.mean(axis=0)
         assert encoding.summary[0] == pytest.approx(summary, rel=1e-12, abs=1e-12)
-        assert encoding.condensed == [] and encoding.tokens == [shape.tokens] * 4
+        assert encoding.condensed == [] and encoding.tokens == [shape.tokens] * shape.blocks.depth
 
 
 @pytest.mark.parametrize("shape", [SHAPE, replace(NO_CLASS, pool="map")], ids=["class", "map"])

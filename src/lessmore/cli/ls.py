@@ -16,7 +16,7 @@ from lessmore.errors import ModelError
 from lessmore.lab.labels import preset_label
 from lessmore.lab.weightless import shape_gmacs
 from lessmore.methods.registry import METHODS
-from lessmore.models.shapes import SHAPES
+from lessmore.models.shapes import DINOTXT, SHAPES
 
 EXAMPLES = """examples:
   lessmore ls models
@@ -54,6 +54,7 @@ def _models() -> dict[str, str]:
         summary = "class token" if vision.class_token else "no class token"
         size = f"any shape, {vision.patches} patches" if vision.flexible else f"{vision.image_size} px"
         source = "a transformers Siglip2Model" if vision.flexible else f"open_clip:{name}/TAG"
+        source = "a DINOTxt of facebookresearch/dinov3" if name == DINOTXT else source
         spent = ", ".join(f"{gmacs:.2f} at R = {R:g}" for R, gmacs in shape_gmacs(vision).items())
         named[name] = (
             f"shape for lessmore flops: {size}, patch {vision.patch}, {blocks.depth} blocks of width "

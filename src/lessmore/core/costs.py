@@ -117,7 +117,7 @@ def _passes(vision: ViTShape, plan: Schedule, anchored: bool, sizes: bool) -> It
     for i, stage in enumerate(plan):
         after, sized = N if stage is None else stage.out + vision.first, before or (sizes and stage is not None)
         guided = anchored and stage is not None and i > 0
-        yield _Pass(vision.blocks, N, after, stage, guided, N - vision.registers, (before, sized))
+        yield _Pass(vision.block(i), N, after, stage, guided, N - vision.registers, (before, sized))
         N, before = after, sized
 
 
@@ -138,16 +138,16 @@ def taken_steps(steps: list[Step], depth: int) -> Schedule:
 
 
 def _paper_parts(vision: ViTShape, passes: list[_Pass], last: int, condensation: Condensation) -> dict[str, int]:
-    D, hidden, N = vision.blocks.width, vision.blocks.mlp, vision.tokens
+    D, N = vision.blocks.width, vision.tokens
     norm = 15 if condensation.rule == "matching" and condensation.metric == "attention" else 5
     tokens = [p.N + p.anchored for p in passes]
     parts = dict.fromkeys(PARTS, 0)
     parts["embedding"] = vision.patches * 3 * vision.patch**2 * D + (5 * N * D if vision.pre_norm else 0)
     parts["attention"] = sum(norm * n * D + 4 * n * D * D + 2 * n * n * D for n in tokens)
-    parts["mlp"] = sum(5 * p.N_mlp * D + p.N_mlp * _mlp(vision.blocks) for p in passes)
-    if vision.blocks.inner_norm:
-        parts["attention"] += sum(5 * n * D for n in tokens)
-        parts["mlp"] += sum(5 * p.N_mlp * hidden for p in passes)
+    parts["mlp"] = sum(5 * p.N_mlp * D * (1 + p.block.out_norm) + p.N_mlp * _mlp(p.block) for p in passes)
+    inner = [p for p in passes if p.block.inner_norm]
+    parts["attention"] += sum(5 * (p.N + p.anchored) * D for p in inner)
+    parts["mlp"] += sum(5 * p.N_mlp * p.block.mlp for p in inner)
     parts["merging"] = sum(_matching(p, condensation) for p in passes)
     parts["head"] = (
         5 * (last if vision.norm_then_pool else 1) * D + _head(vision, last) + (5 * D) * (vision.pool == "map")
@@ -171,7 +171,7 @@ def _matmul_parts(
     parts["scoring"] = sum(_scoring(p, condensation, vision.class_token, classes) for p in passes)
     parts["scoring"] += 0 if vision.first else sum(_averaging(p, condensation) for p in passes)
     parts["merging"] = sum(_merging(p, condensation) for p in passes)
-    weighted = (last - vision.first) * D if vision.pool == "mean" and passes[-1].sized[1] else 0
+    weighted = (last - vision.first) * D if vision.pool in ("mean", "class_mean") and passes[-1].sized[1] else 0
     parts["head"] = _head(vision, last) + weighted + classes * vision.embed
     parts["correction"] = 0 if adaptation is None else _correction(vision.blocks, adaptation, classes)
     return parts

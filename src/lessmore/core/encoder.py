@@ -267,7 +267,7 @@ def attend_metric(
         The residual stream `[B, N, D]` and the metric `[B, N, d]` or `[B, N, N]`.
     """
     q, keys, v = block.attn.project(block.attention_input(x))
-    q, k = (q, keys) if places is None else (places.rotate(q), places.rotate(keys))
+    q, k = block.attn.turn(q, places), block.attn.turn(keys, places)
     bias = size_bias(size, q.dtype)
     heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     metric = keys if config.metric == "keys" else attention_rows(q, k, bias)

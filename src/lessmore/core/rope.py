@@ -25,6 +25,8 @@ class Rope:
     """The first half of a head turns by the column and the second by the row; otherwise the other way round."""
     base: float = 10_000.0
     """Pair j of the h/2 pairs in such a half turns by base^(−2j/h) of its coordinate."""
+    turns: tuple[float, ...] | None = None
+    """Pair j turns by this multiple of its coordinate instead; None goes by the base."""
 
     def grid(self, side: int, first: int, like: Tensor) -> Tensor:
         """Where the tokens of one picture lie, `[1, N, 2]`.
@@ -61,7 +63,8 @@ class Places(NamedTuple):
             length: Length d of a head.
         """
         pairs = torch.arange(length // 4, dtype=at.dtype, device=at.device)
-        angles = (at.unsqueeze(-1) * rope.base ** (-4 * pairs / length)).flatten(2).unsqueeze(1)
+        turns = rope.base ** (-4 * pairs / length) if rope.turns is None else at.new_tensor(rope.turns)
+        angles = (at.unsqueeze(-1) * turns).flatten(2).unsqueeze(1)
         return cls(rope, at, angles.cos(), angles.sin())
 
     def moved(self, at: Tensor) -> Places:

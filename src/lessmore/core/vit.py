@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lessmore.core.flexible import grid_positions
 from lessmore.core.rope import Places, Rope
 
-Pool = Literal["class", "map", "mean"]
+Pool = Literal["class", "map", "mean", "class_mean"]
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -56,6 +56,10 @@ class BlockShape:
     """LayerNorm on what the heads found and on the MLP's hidden values, before each is projected."""
     post_norm: bool = False
     """Both norms act on what attention and MLP return, not on what they get."""
+    out_norm: bool = False
+    """LayerNorm on the residual stream that leaves the block."""
+    turned: bool = True
+    """In towers with rotary positions: whether the queries and keys of these blocks are turned."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class ViTShape:
     """What a vision tower looks like; enough to count its cost without any weights."""
 
     blocks: BlockShape
+    """All blocks, `head` included in their number."""
     image_size: int
     patch: int
     embed: int
@@ -75,7 +80,10 @@ class ViTShape:
     patch_bias: bool = False
     rope: Rope | None = None
     """Queries and keys of patches are turned by their place."""
+    head: BlockShape | None = None
+    """What the last blocks look like where they are others, behind a LayerNorm; its depth says how many."""
     pool: Pool = "class"
+    """`class_mean` is the class token and the mean of the patches, one after the other, each projected by itself."""
     pool_heads: int | None = None
     """Heads of the MAP head where they are not as many as a block's."""
     pool_mlp: int | None = None
@@ -91,6 +99,16 @@ class ViTShape:
     def patches(self) -> int:
         """Number n of patch tokens; of a flexible tower, those of the grid of learned positions."""
         return (self.image_size // self.patch) ** 2
+
+    def block(self, i: int) -> BlockShape:
+        """What one block looks like.
+
+        Args:
+            i: Its number, from 0.
+        """
+        if self.head is None or i < (border := self.blocks.depth - self.head.depth) - 1:
+            return self.blocks
+        return self.head if i >= border else replace(self.blocks, out_norm=True)
 
     def takes(self, height: int, width: int) -> bool:
         """Whether the tower takes images of a size.
@@ -124,7 +142,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.heads, self.turned = shape.heads, shape.turned
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.norm = nn.LayerNorm(shape.width, eps=shape.eps) if shape.inner_norm else nn.Identity()
         self.out = nn.Linear(shape.width, shape.width)
@@ -138,7 +156,16 @@ class Attention(nn.Module):
         """
         B, N, D = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return (q, k, v) if places is None else (places.rotate(q), places.rotate(k), v)
+        return self.turn(q, places), self.turn(k, places), v
+
+    def turn(self, x: Tensor, places: Places | None) -> Tensor:
+        """Queries or keys `[B, H, N, d]`, turned by their places.
+
+        Args:
+            x: Queries or keys.
+            places: Where the tokens lie; None turns nothing, and neither does a block whose shape is not `turned`.
+        """
+        return places.rotate(x) if places is not None and self.turned else x
 
     def combine(self, heads: Tensor) -> Tensor:
         """Per-head results [B, H, N, d] → [B, N, D] through the output projection."""
@@ -168,7 +195,7 @@ class Mlp(nn.Module):
         self.gate = nn.Linear(shape.width, shape.mlp) if shape.gated else None
         self.norm = nn.LayerNorm(shape.mlp, eps=shape.eps) if shape.inner_norm else nn.Identity()
         self.down = nn.Linear(shape.mlp, shape.width)
-        self.activation = ACTIVATIONS[shape.activation]
+        self.kind, self.activation = shape.activation, ACTIVATIONS[shape.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to every token."""
@@ -186,6 +213,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
         self.mlp = Mlp(shape)
         self.post_norm = shape.post_norm
+        self.norm_out = nn.LayerNorm(shape.width, eps=shape.eps) if shape.out_norm else nn.Identity()
         self.scale1 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
         self.scale2 = nn.Parameter(torch.ones(shape.width)) if shape.layer_scale else None
 
@@ -206,7 +234,8 @@ class Block(nn.Module):
     def add_mlp(self, x: Tensor) -> Tensor:
         """The residual stream `[B, N, D]` after the MLP half."""
         y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
-        return x + (y if self.scale2 is None else y * self.scale2)
+        left: Tensor = self.norm_out(x + (y if self.scale2 is None else y * self.scale2))
+        return left
 
     def forward(
         self, x: Tensor, causal: bool = False, bias: Tensor | None = None, places: Places | None = None
@@ -287,10 +316,11 @@ class ViT(nn.Module):
         self.registers = nn.Parameter(torch.zeros(shape.registers, D)) if shape.registers else None
         self.positions = nn.Parameter(torch.zeros(shape.tokens, D))
         self.norm_pre = nn.LayerNorm(D, eps=eps) if shape.pre_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(shape.blocks) for _ in range(shape.blocks.depth))
-        self.norm_post = nn.LayerNorm(D, eps=eps)
+        self.blocks = nn.ModuleList(Block(shape.block(i)) for i in range(shape.blocks.depth))
+        self.norm_post = nn.LayerNorm(D, eps=(shape.head or shape.blocks).eps)
         self.map_pool = MapPool(shape) if shape.pool == "map" else None
-        self.projection = nn.Linear(D, shape.embed, bias=shape.projection_bias) if shape.projection else nn.Identity()
+        out = shape.embed // 2 if shape.pool == "class_mean" else shape.embed
+        self.projection = nn.Linear(D, out, bias=shape.projection_bias) if shape.projection else nn.Identity()
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Preprocessed images [B, 3, H, W] → tokens [B, N, D]: class token, registers, then patches."""
@@ -326,10 +356,11 @@ class ViT(nn.Module):
             x = x[:, 0]
         else:
             first = self.shape.first
-            x = weighted_mean(x[:, first:], None if size is None else size[:, first:])
+            mean = weighted_mean(x[:, first:], None if size is None else size[:, first:])
+            x = mean if self.shape.pool == "mean" else torch.stack([x[:, 0], mean], dim=1)
         if not self.shape.norm_then_pool:
             x = self.norm_post(x)
-        return self.projection(x)
+        return self.projection(x).flatten(1)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, 3, H, W] → features [B, E], nothing condensed."""

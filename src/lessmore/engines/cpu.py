@@ -140,28 +140,28 @@ def pack_tower(vision: ViT, dtype: torch.dtype) -> ViT:
     with torch.device("meta"):
         tower = ViT(shape)
         if shape.class_token and shape.pool == "class":
-            tower.blocks[-1] = LastBlock(shape.blocks)
+            tower.blocks[-1] = LastBlock(shape.block(shape.blocks.depth - 1))
     tower.load_state_dict(vision.state_dict(), assign=True)
     tower.eval().requires_grad_(False)
     if can_pack(dtype):
         for module in list(tower.modules()):
-            _pack_layers(module, shape.blocks.activation, dtype)
+            _pack_layers(module, dtype)
     return tower
 
 
-def _pack_layers(module: nn.Module, activation: str, dtype: torch.dtype) -> None:
+def _pack_layers(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace the linear layers a module holds itself."""
     if isinstance(module, Mlp):
-        _fuse_activation(module, activation, dtype)
+        _fuse_activation(module, dtype)
     for name, layer in list(module.named_children()):
         if isinstance(layer, nn.Linear):
             module.register_module(name, PackedLinear(layer.weight, layer.bias, dtype))
 
 
-def _fuse_activation(mlp: Mlp, activation: str, dtype: torch.dtype) -> None:
+def _fuse_activation(mlp: Mlp, dtype: torch.dtype) -> None:
     """Apply an MLP's activation where its input is made; a factor on that input is undone in the last weights."""
     # A gate or an inner norm stands between the activation and `down`, so the factor could not be undone there.
-    name, variant, scale = _FUSED[activation]
+    name, variant, scale = _FUSED[mlp.kind]
     if scale != 1 and (mlp.gate is not None or not isinstance(mlp.norm, nn.Identity)):
         return
     place, layer, down = "up" if mlp.gate is None else "gate", mlp.gate or mlp.up, mlp.down

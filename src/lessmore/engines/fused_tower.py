@@ -109,6 +109,7 @@ def _unknown_part(shape: ViTShape) -> str | None:
         "has gated MLPs": blocks.gated,
         "has norms inside its blocks' halves": blocks.inner_norm,
         "has norms after its blocks' halves": blocks.post_norm,
+        "ends in blocks of another kind": shape.head is not None,
     }
     return next((f"it {part}" for part, there in parts.items() if there), None)
 

@@ -72,10 +72,11 @@ def load(
     stored in.
 
     Args:
-        model: An open_clip model, a transformers `CLIPModel`, `MetaClip2Model`, `SiglipModel` or `Siglip2Model`, an
-            embedded model such as `tiny`, `open_clip:ViT-B-16/openai`, `open_clip:local-dir:/path`, a hub id such as
-            `openai/clip-vit-base-patch16`, a folder with `config.json` or `open_clip_config.json` and safetensors, a
-            `VLM`, or with `architecture` a state dict or the path of a safetensors file.
+        model: An open_clip model, a transformers `CLIPModel`, `MetaClip2Model`, `SiglipModel` or `Siglip2Model`, a
+            `DINOTxt` of facebookresearch/dinov3, an embedded model such as `tiny`, `open_clip:ViT-B-16/openai`,
+            `open_clip:local-dir:/path`, a hub id such as `openai/clip-vit-base-patch16`, a folder with `config.json`
+            or `open_clip_config.json` and safetensors, a `VLM`, or with `architecture` a state dict or the path of a
+            safetensors file.
         tokenizer: A transformers tokenizer or processor, or a function from texts to ids `[B, T]`; None finds the
             one that belongs to the model.
         preprocess: A `Preprocess`, a transformers image processor, or a function from a Pillow image to pixels
@@ -155,6 +156,7 @@ def _from_object(model: nn.Module, tokenizer: Any, preprocess: Any, name: str | 
     home = str(getattr(model, "name_or_path", "") or "")
     tokens = _tokenizer(tokenizer, towers, home)
     shape = towers.vision.shape
+    preprocess = towers.preprocess if preprocess is None else preprocess
     pixels = _preprocess(preprocess, model, home, shape.patch if shape.flexible else None)
     if isinstance(pixels, Preprocess) and not _fits(pixels, shape):
         kept = f" in their own shape and patches of {pixels.patch}" if pixels.mode == "keep" else ""

@@ -11,8 +11,11 @@ from lessmore.assets import MODELS
 from lessmore.core.rope import Rope
 from lessmore.core.text import TextShape
 from lessmore.core.vit import BlockShape, ViTShape
+from lessmore.models.towers.dinotxt import dino_rope
 from lessmore.models.towers.hf_siglip import siglip_text_shape, siglip_vision_shape
 
+DINOTXT = "dinov3_vitl16_dinotxt_tet1280d20h24l"
+"""Under its repository's own name; open_clip does not have it."""
 Shapes = tuple[ViTShape, TextShape]
 _CLIP_WORDS, _SIGLIP_WORDS, _SIGLIP2_WORDS, _META2_WORDS = 49_408, 32_000, 256_000, 901_629
 
@@ -94,6 +97,17 @@ def _post_norm_eva(text: TextShape) -> Shapes:
     return ViTShape(blocks, 224, 14, text.embed, pre_norm=False, patch_bias=True, projection_bias=True), text
 
 
+def _dinotxt() -> Shapes:
+    """DINOv3.txt: a ViT-L/16 of 24 blocks and two behind it."""
+    head = BlockShape(1024, 2, 16, 2752, "silu", layer_scale=True, gated=True, turned=False)
+    vision = ViTShape(
+        BlockShape(1024, 26, 16, 4096, layer_scale=True), 224, 16, 2048, registers=4, pre_norm=False, patch_bias=True,
+        rope=dino_rope(14, [100 ** (j / 16) for j in range(16)]), head=head, pool="class_mean", norm_then_pool=True,
+        projection=False,
+    )  # fmt: skip
+    return vision, _text(1280, 24, 2048)
+
+
 SHAPES: dict[str, Shapes] = {
     "ViT-B-32": _clip(224, 32, 768, 12, 512, 512),
     "ViT-B-16": _clip(224, 16, 768, 12, 512, 512),
@@ -139,6 +153,7 @@ SHAPES: dict[str, Shapes] = {
     "EVA02-L-14-336": _eva02(336, 14, 1024, 24, 16, 2730, _text(768, 12, 768)),
     "EVA02-E-14": _post_norm_eva(_text(1024, 24, 1024)),
     "EVA02-E-14-plus": _post_norm_eva(_text(1280, 32, 1024)),
+    DINOTXT: _dinotxt(),
 }
 
 

@@ -6,12 +6,13 @@ over.
 Read `hf_clip.py` first.
 """
 
-from lessmore.models.towers import hf_clip, hf_siglip, hf_siglip2, open_clip
+from lessmore.models.towers import dinotxt, hf_clip, hf_siglip, hf_siglip2, open_clip
 from lessmore.models.towers.registry import Family, Towers, import_model, is_a, register_family
 
 __all__ = [
     "Family",
     "Towers",
+    "dinotxt",
     "hf_clip",
     "hf_siglip",
     "hf_siglip2",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 _REASONS = {
-    ("DINOTxt",): "DINOv3.txt, which is defined only in its own repository: two more blocks without rotary positions, "
-    "behind a norm, pool [class; mean of the patches], and",
     ("dinov3_vit", "DINOv3ViTModel"): "DINOv3, which has no text tower,",
     ("aimv2", "Aimv2Model"): "AIMv2, whose blocks have RMSNorm,",
     ("tipsv2", "Tipsv2Model"): "TIPSv2, whose text tower masks its padding and averages the other tokens,",

@@ -10,6 +10,7 @@ from torch import nn
 
 from lessmore.core.text import TextTower
 from lessmore.core.vit import ViT
+from lessmore.models.preprocess import Preprocess
 from lessmore.models.towers.refused import refusal_of
 from lessmore.models.towers.weights import unsupported_model
 from lessmore.registry import Registry
@@ -27,6 +28,8 @@ class Towers:
     """Already exponentiated."""
     logit_bias: float
     family: Family
+    preprocess: Preprocess | None = None
+    """What the definition of the model does to images; None where only the host object or its files say that."""
 
 
 Importer = Callable[[nn.Module], Towers]

@@ -189,7 +189,7 @@ def finish_trunk(
     return build_vision(shape, out)
 
 
-def _own_head(trunk: Any, blocks: BlockShape) -> dict[str, int | None]:
+def _own_head(trunk: Any, blocks: BlockShape) -> dict[str, Any]:
     """Heads and hidden width of a MAP head where they are not those of the blocks."""
     if trunk.global_pool != "map":
         return {}

@@ -15,7 +15,8 @@ from lessmore.errors import ModelError
 
 SUPPORTED = (
     "supported are plain vision transformers with a plain text transformer: open_clip's own ViTs, its timm ViTs "
-    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), and transformers CLIPModel, MetaClip2Model, SiglipModel and Siglip2Model"
+    "(SigLIP, SigLIP 2, EVA-CLIP, PE-Core), transformers CLIPModel, MetaClip2Model, SiglipModel and Siglip2Model, and "
+    "DINOv3.txt's DINOTxt"
 )
 T = TypeVar("T")
 
