@@ -129,11 +129,12 @@ def test_latex_reads_as_it_was_meant() -> None:
 
 
 class Cells(HTMLParser):
-    """Texts of the cells, and every tag."""
+    """Texts of the cells, and every tag. What a narrow screen folds under a cell stands in others and is left out."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.cells: list[str] = []
+        self.folded = False
         self.tags: set[str] = set()
         self.feed(text)
 
@@ -142,9 +143,13 @@ class Cells(HTMLParser):
         assert all(value is None or name in ATTRIBUTES or name == "aria-label" for name, value in attrs), attrs
         if tag in ("td", "th"):
             self.cells.append("")
+        self.folded |= tag == "small" and ("class", "narrow") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self.folded &= tag != "small"
 
     def handle_data(self, data: str) -> None:
-        if self.cells:
+        if self.cells and not self.folded:
             self.cells[-1] += data
 
 
