@@ -20,6 +20,7 @@ from lessmore.cameras.reader import ReadingOptions
 from lessmore.cameras.source import read_sources
 from lessmore.cameras.watch import Watch, WatchOptions
 from lessmore.cli import main
+from lessmore.cli.common import own_classes
 from lessmore.cli.watch_lines import WatchLines
 from lessmore.cli.watch_rows import continue_rows
 from tests.cameras.scenes import FLAGS, fresh, of_source, pictures, read_rows, write_video
@@ -136,6 +137,18 @@ def test_wrong_use_is_one_line(words: list[str], said: str, clip: Path, capsys: 
     assert call(*(clip if word == "CLIP" else word for word in words)) == 1
     out, err = capsys.readouterr()
     assert said in err and len(err.strip().splitlines()) == 1 and out == ""
+
+
+def test_a_source_alone_is_enough(uploads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.jsonl"
+    assert main(["watch", str(uploads), "--once", "--output", str(output)]) == 3
+    err = capsys.readouterr().err
+    assert "looks for the shapes that it knows" in err.splitlines()[0] and "--model" in err.splitlines()[0]
+    assert {row["label"] for row in read_rows(output)} - {None} <= set(own_classes("tiny"))
+    for words, said in ((["--classes", "cat,dog"], "add --model"), (["--model", "open_clip:X/y"], "add --classes")):
+        assert main(["watch", str(uploads), *words]) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert said in line
 
 
 def test_rows_of_others_are_left_alone(uploads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

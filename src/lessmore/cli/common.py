@@ -182,13 +182,18 @@ def check_json_lines(args: Namespace) -> None:
         raise ConfigError(f"--json prints rows, but they go to {args.output}; end its name in .jsonl instead")
 
 
-def add_model(args: ArgumentParser) -> None:
-    """Options --model, --classes and --templates."""
+def add_model(args: ArgumentParser, needed: bool = True) -> None:
+    """Options --model, --classes and --templates.
+
+    Args:
+        args: The command's parser.
+        needed: Whether --model and --classes must be given.
+    """
     model = "an embedded model (see lessmore ls models), a hub id, a folder, or open_clip:NAME/TAG"
-    args.add_argument("--model", type=str, required=True, help=model)
-    args.add_argument(
-        "--classes", type=str, required=True, help="a text file with one class per line, or names separated by commas"
-    )
+    classes = "a text file with one class per line, or names separated by commas"
+    for flag, said in (("--model", model), ("--classes", classes)):
+        kind: Any = {"type": str, "required": True} if needed else {"type": str | None, "default": None}
+        args.add_argument(flag, **kind, help=said)
     templates = "photo, simple7, imagenet80, siglip8, sentence, family (the model family's own), or a text with {}"
     args.add_argument("--templates", type=str, default="photo", help=templates)
 
@@ -216,6 +221,17 @@ def make_adapter(args: Namespace, **more: Any) -> Adapter:
         raise ConfigError(f"--options cannot set {clash}; use --{clash} where the command has it")
     place = {"device": choose_device(args.device), "dtype": args.dtype}
     return adapt(args.model, read_classes(args.classes), **place, **(own | more), **args.options)
+
+
+def own_classes(model: str) -> list[str]:
+    """The class list of an embedded model; no other has one of its own.
+
+    Args:
+        model: A model's name.
+    """
+    from lessmore.assets import MODELS, world
+
+    return world.world_class_names(world.test_classes()) if model in MODELS else []
 
 
 def read_classes(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from lessmore.cli.common import OK, new_parser, read_classes
+from lessmore.cli.common import OK, new_parser, own_classes, read_classes
 from lessmore.errors import ConfigError
 from lessmore.serve.settings import ServerSettings, from_environment, options
 
@@ -52,11 +52,9 @@ def run(args: Namespace) -> int:
 
 def _classes(settings: ServerSettings) -> list[str]:
     """The class list of streams that bring none; the embedded models have one of their own."""
-    from lessmore.assets import MODELS, world
-
     if settings.classes is not None:
         return read_classes(settings.classes)
-    return world.world_class_names(world.test_classes()) if settings.model in MODELS else []
+    return own_classes(settings.model)
 
 
 def _announce(settings: ServerSettings, address: str) -> None:

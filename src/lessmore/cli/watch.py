@@ -24,6 +24,7 @@ from lessmore.cli.common import (
     check_writable,
     make_adapter,
     new_parser,
+    own_classes,
     say,
     writing,
 )
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 _BROKEN = ("failed", "lost")
 SAFE = "camera"
 """The preset that is taken where nothing is said: it does next to no harm to sources that show few classes."""
+TINY = (
+    "lessmore watch: the embedded model tiny looks for the shapes that it knows; "
+    'for real pictures add --model open_clip:ViT-B-16/openai --classes "cat,dog"'
+)
 EXAMPLES = """examples:
+  lessmore watch clip.mp4
   lessmore watch clip.mp4 --model my-model-folder --classes cats.txt --output out.csv
   lessmore watch 0 rtsp://10.0.0.5/stream1 --model my-model-folder --classes "empty,occupied"
   lessmore watch door=rtsp://10.0.0.5/stream1 --model my-model-folder --classes cats.txt --state door/ --resume
@@ -62,7 +68,7 @@ def parser() -> ArgumentParser:
     """Arguments of `lessmore watch`."""
     args = new_parser(__doc__, EXAMPLES)
     args.add_argument("sources", type=str, nargs="+", help="webcam's number, address, video, folder, -, or NAME=SOURCE")
-    add_model(args)
+    add_model(args, needed=False)
     add_method(args)
     add_budget(args)
     args.set_defaults(preset=SAFE)
@@ -121,6 +127,7 @@ def run(args: Namespace) -> int:
     from lessmore.cameras.source import check_stdin, check_webcams, read_sources
 
     check_json_lines(args)
+    _fill_model(args)
     sources = read_sources(args.sources)
     check_stdin(sources)
     check_webcams(sources)
@@ -132,6 +139,19 @@ def run(args: Namespace) -> int:
     lock = None if options.state is None else _folder(options.state) / "watch"
     with writing(output, lock):
         return _run(args, sources, options, output)
+
+
+def _fill_model(args: Namespace) -> None:
+    """The embedded model on its own classes, where neither is said; one without the other is refused."""
+    if args.model is None and args.classes is None:
+        args.model = "tiny"
+        if not args.quiet:
+            say(TINY, error=True)
+    if args.model is None:
+        raise ConfigError("--classes needs a model that knows such names; add --model open_clip:ViT-B-16/openai, say")
+    args.classes = args.classes or ",".join(own_classes(args.model))
+    if not args.classes:
+        raise ConfigError(f'{args.model} has to be told what to tell apart; add --classes "cat,dog" or a file of names')
 
 
 def _options(args: Namespace) -> WatchOptions:
