@@ -139,6 +139,18 @@ def test_a_watch_that_stopped_goes_on_exactly(
     assert all(stream.kept.answers for stream in watch.streams)
 
 
+def test_images_without_motion_are_not_looked_at_again(tmp_path: Path) -> None:
+    folder = tmp_path / "up"
+    folder.mkdir()
+    for i, which in enumerate([0, 0, 0, 1, 1, 2, 2, 0]):
+        pictures()[which].save(folder / f"{i}.png")
+    reading = ReadingOptions(SelectionRules(motion=True), once=True)
+    first, rest = Kept(most=2), Kept()
+    watched([folder], first, reading=reading, max_batch=1, state=tmp_path / "s")
+    watched([folder], rest, reading=reading, max_batch=1, state=tmp_path / "s", resume=True)
+    assert [one.file for one in first.answers + rest.answers] == ["0.png", "3.png", "5.png", "7.png"]
+
+
 def test_states_are_not_taken_unasked_or_from_another_source(clip: Path, uploads: Path, tmp_path: Path) -> None:
     watched([clip], Kept(), state=tmp_path)
     with pytest.raises(ConfigError, match="add --resume"):
@@ -205,6 +217,25 @@ def test_a_folder_is_watched_while_images_come(tmp_path: Path) -> None:
     threading.Timer(1.0, lambda: pictures()[1].save(tmp_path / "b.png")).start()
     watched([tmp_path], kept, reading=ReadingOptions())
     assert [one.file for one in kept.answers] == ["a.png", "b.png"]
+
+
+def test_a_folder_that_goes_away_is_lost_and_comes_back(tmp_path: Path) -> None:
+    folder, away = tmp_path / "up", tmp_path / "away"
+    folder.mkdir()
+
+    class Share(Kept):
+        def told(self, source: str, condition: str, why: str) -> None:
+            super().told(source, condition, why)
+            if condition == "live" and len(self.told_of) == 1:
+                folder.rename(away)  # without an image it is live, too
+            elif condition == "lost":
+                pictures()[1].save(away / "b.png")
+                away.rename(folder)
+
+    kept = Share(most=1)
+    watched([folder], kept, reading=ReadingOptions())
+    assert [one.file for one in kept.answers] == ["b.png"]
+    assert [what for _, what in kept.told_of][:3] == ["live", "lost", "live"]
 
 
 def test_a_damaged_file_fails_and_the_others_go_on(clip: Path, tmp_path: Path) -> None:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("av", reason="needs the extra camera")
 
 from lessmore.cameras.answer import CameraAnswer
+from lessmore.cameras.frame import Frame
 from lessmore.cameras.reader import START
 from lessmore.cameras.source import read_sources
 from lessmore.cameras.watch import Watch, WatchOptions
 from lessmore.errors import ConfigError
 from lessmore.serve.cameras.entries import read_cameras
-from lessmore.serve.cameras.feed import Feed, place_in
+from lessmore.serve.cameras.feed import Feed, folder_place, place_in
 from lessmore.serve.errors import BusyError
 from lessmore.serve.metrics import Metrics
 from lessmore.serve.registry import StreamRow
+from lessmore.serve.resident import FILES, Place
 from tests.cameras.scenes import NAMES, fresh, of_source, pictures, read_rows, write_video
 from tests.cameras.test_watch import Kept
 from tests.serve import server as served
@@ -129,7 +133,6 @@ BAD: list[tuple[Any, str]] = [
     ([{"source": "/nowhere/clip.mp4"}], "there is no file or folder /nowhere/clip.mp4"),
     ([{"source": "ftp://me:secret@host/x"}], "scheme that is not read"),
     ([{"source": "-"}], "use lessmore watch"),
-    ([{"source": "/"}], "use lessmore watch|with lessmore watch"),
     ([{"source": 0, "stream": "Not An Id"}], "camera 1: stream: "),
     ([{"source": 0}, {"source": "0"}], "camera 2: its stream camera-0 is another camera's"),
     ([{"source": 0, "every": -1}], "camera 1: every: "),
@@ -229,3 +232,61 @@ def test_one_answer_path_with_images_that_clients_send(clip: Path, tmp_path: Pat
         status = server.client.get("/v1/streams/yard").json()
         assert 1 < answer["seq"] < status["seq"] == status["camera"]["answered"] + 1
         assert status["health"]["seen"] == status["seq"]
+
+
+def images_in(folder: Path, names: Iterable[str], broken: str = "") -> None:
+    """Pictures that a camera has put into a folder; one of them is none."""
+    folder.mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        path = folder / name
+        pictures()[i % 12].save(path)
+        if name == broken:
+            path.write_bytes(b"no image")
+        os.utime(path, (1, 1))  # written long ago, and so complete
+
+
+def test_a_folder_goes_on_after_kill_9_with_the_images_it_has_not_answered(tmp_path: Path) -> None:
+    odd = ["a/../b".replace("/", "%2F") + ".png", "=1+1.png", "Ä ö 日.png", os.fsdecode(b"\xff\xfe.png")]
+    names = sorted([f"{i:02}.png" for i in range(16)] + odd)
+    entry = {"stream": "up", "classes": NAMES, "preset": "camera"}
+    for kind in ("one", "other"):
+        images_in(tmp_path / kind, names, broken="03.png")
+    rows = tmp_path / "rows.jsonl"
+    flags = configured(tmp_path, {**entry, "source": str(tmp_path / "one"), "output": str(rows)})
+    flags = (*flags, "--snapshot-every", "4")  # names stand in snapshots and in journals
+    for least in (5, 11):
+        with running(tmp_path / "store", *flags) as server:
+            until(lambda least=least: server.client.get("/v1/streams/up").json()["seq"] >= least)  # type: ignore[misc]
+            server.kill()
+    with running(tmp_path / "store", *flags) as server:
+        until(lambda: server.client.get("/v1/streams/up").json()["health"]["seen"] == len(names) - 1)
+        images_in(tmp_path / "one", ["later.png"])
+        until(lambda: server.client.get("/v1/streams/up").json()["seq"] == len(names))
+        state, about = server.state("up"), camera_of(server, "up")
+        assert about["condition"] == "live" and about["answered"] <= len(names) - 11 + 1
+        assert server.stop() == 0
+    files = [one["file"] for one in read_rows(rows)]
+    assert set(files) <= {*names, "later.png"} and len(files) == len(set(files)), "an image was answered twice"
+    assert files[-1] == "later.png" and read_rows(rows)[-1]["frame"] == len(names) + 1
+    uninterrupted = configured(tmp_path, {**entry, "source": str(tmp_path / "other")})
+    with running(tmp_path / "third", *uninterrupted) as server:
+        until(lambda: server.client.get("/v1/streams/up").json()["seq"] == len(names) - 1)
+        images_in(tmp_path / "other", ["later.png"])
+        until(lambda: server.client.get("/v1/streams/up").json()["seq"] == len(names))
+        assert server.state("up")[0] == state[0]
+
+
+def test_where_a_folder_stands(tmp_path: Path) -> None:
+    """Images without motion are known, too, and the next is compared with the one answered last."""
+    images_in(tmp_path / "up", ["a.png", "b.png", "c.png", "d.png"])
+    (camera,) = read_cameras([{"source": str(tmp_path / "up"), "when": "motion"}])
+    answer = {"seq": 1, "track": None}
+    place = Place()
+    for key in (f"{FILES}a.png", f"{FILES}b.png/c.png", "a client's", None):
+        place.pass_by(key)
+        place.remember(key, answer | {"seq": place.seq + 1})
+    stands, known = folder_place(place, camera)
+    assert known == {"a.png", "b.png", "c.png"} and stands.number == 3
+    assert stands.past.reference == np.asarray(Frame(0, lambda: pictures()[2]).glance).tobytes()
+    (tmp_path / "up" / "c.png").unlink()
+    assert folder_place(place, camera)[0].past.reference is None

@@ -35,6 +35,8 @@ class Frame:
     """The same in the video's own unit."""
     file: str | None = None
     """Its path below the folder."""
+    passed: tuple[str, ...] = ()
+    """Images of the folder that were left out since the one before it."""
     corrupt: bool = False
     """Whether the decoder calls it damaged."""
     arrived: float = field(default_factory=time.monotonic)

@@ -6,6 +6,7 @@ folders every frame waits, a few at a time.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -106,6 +107,7 @@ class Reader:
         self._after = (place.number, place.pts) if source.kind in ("file", "folder") and place.number else None
         self._newest = options.frames == "newest" or (options.frames == "auto" and source.live)
         self._frames: deque[Frame] = deque()
+        self._passed: list[str] = []
         self._room = threading.Condition()
         self._closed = threading.Event()
         self._began: float | None = None
@@ -156,7 +158,7 @@ class Reader:
                 ended, why = False, f"{self.source.shown}: {type(error).__name__}: {error}"
             if self._closed.is_set():
                 return
-            if ended or not self.source.live or self.source.kind == "stdin" or self._options.once:
+            if ended or self._options.once or self.source.kind in ("file", "stdin"):
                 self._told("ended" if ended or (self.condition == "live" and self.source.live) else "failed", why)
                 return
             wait = FIRST_WAIT if self.condition == "live" else wait
@@ -176,16 +178,21 @@ class Reader:
     def _read(self) -> bool:
         """Read until nothing comes; whether that is the end of it."""
         with closing(self._opened()) as opened:
+            if self.source.kind == "folder" and os.path.isdir(self.source.address):
+                self._is_live(opened)  # even one without images
             for frame in opened.frames(self._after):
                 if self._closed.is_set():
                     return False
-                if self.condition != "live":
-                    self.reconnects += self.condition == "lost"
-                    self._told("live", opened.remark)
+                self._is_live(opened)
                 if opened.finite or frame.file is not None:
                     self._after = (frame.number, frame.pts)
                 self._offer(frame)
             return opened.finite or self.source.kind == "folder"
+
+    def _is_live(self, opened: _Input) -> None:
+        if self.condition != "live":
+            self.reconnects += self.condition == "lost"
+            self._told("live", opened.remark)
 
     def _offer(self, frame: Frame) -> None:
         """Choose, and let the frame wait for its answer."""
@@ -195,18 +202,25 @@ class Reader:
             frame.arrived = time.monotonic()
         try:
             if not self.selection.chooses(frame, clock):
+                self._pass_by(frame)
                 return
         except ImageError:
             pass  # whoever answers it meets the same error, and says so
         frame.place = SourcePlace(frame.number, frame.pts, self.selection.past)
         with self._room:
             if self._newest and self._frames:
-                self._frames.clear()
+                self._pass_by(self._frames.popleft())
                 self.selection.dropped["newer"] += 1
+            frame.passed, self._passed = tuple(self._passed), []
             while len(self._frames) >= AHEAD and not self._closed.is_set():
                 self._room.wait()
             self._frames.append(frame)
         self._wake.set()
+
+    def _pass_by(self, frame: Frame) -> None:
+        """Remember an image of a folder that is not answered: whoever goes on must not look at it again."""
+        if frame.file is not None:
+            self._passed += [*frame.passed, frame.file]
 
     def _keep_pace(self, seconds: float) -> None:
         """Wait until a file that is played like a camera is at this second."""

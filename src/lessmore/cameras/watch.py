@@ -105,7 +105,7 @@ class WatchedSource:
         self.kept.answers += 1
         self.kept.place = frame.place
         if frame.file is not None:
-            self.kept.files.add(frame.file)
+            self.kept.files.update((*frame.passed, frame.file))
         seconds = None if frame.seconds is None else round(frame.seconds, 6)
         about = (self.source.name, self.kept.answers, now(), frame.number, seconds, frame.file)
         if not isinstance(answered, Answered):

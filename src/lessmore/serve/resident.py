@@ -35,6 +35,10 @@ from lessmore.storage.state import Form, form_problem, read_state, write_state
 SCHEMA = "lessmore.journal/1"
 REMEMBERED = 1000
 """Images whose `Idempotency-Key` is remembered."""
+FILES = "camera-file /"
+"""Begins the key of an image of a watched folder; names follow, which are remembered for good."""
+NAME_BYTES = 150
+"""Bytes that a name takes in memory, roughly."""
 
 
 @dataclass
@@ -49,6 +53,17 @@ class Place:
     """The last answer."""
     keys: OrderedDict[str, Answer] = field(default_factory=OrderedDict)
     """Answers by the keys of their requests."""
+    files: set[str] = field(default_factory=set)
+    """Images of a watched folder that were answered, refused or left out, as their keys name them."""
+
+    def pass_by(self, key: str | None) -> None:
+        """Remember the names in a key, where it is that of a folder's image.
+
+        Args:
+            key: The key of an image, answered or refused.
+        """
+        if key is not None and key.startswith(FILES):
+            self.files.update(key.removeprefix(FILES).split("/"))
 
     def remember(self, key: str | None, answer: Answer) -> None:
         """Take over an answer; keys of images that are long past are dropped.
@@ -98,7 +113,7 @@ class Resident:
     @property
     def memory(self) -> int:
         """Bytes that the stream takes, by our estimate: the state, again for what is derived, tracks, pictures."""
-        return self._own + self.tracks.memory + self.glance.memory
+        return self._own + self.tracks.memory + self.glance.memory + NAME_BYTES * len(self.place.files)
 
     def noticed(self) -> int:
         """Changes of domain that the stream has noticed, asked of the method."""
@@ -121,6 +136,7 @@ class Resident:
             The record, or nothing where no journal is kept.
         """
         self.place.number += 1
+        self.place.pass_by(key)
         self.waiting += 1
         if answer is not None:
             self.place.remember(key, answer)
@@ -166,7 +182,7 @@ class Resident:
     def _write(self, path: Path) -> None:
         tensors, health = self.adapter.answerer.state()
         sums, tracks = self.tracks.saved()
-        place = {**asdict(self.place), "keys": list(self.place.keys.items())}
+        place = {**asdict(self.place), "keys": list(self.place.keys.items()), "files": sorted(self.place.files)}
         facts = {"health": asdict(health), "place": place, "config": self.config, "tracks": tracks}
         facts |= {"unknown": self.adapter.answerer.gate.saved(), "stream": self.stream}
         write_state(path, tensors | sums, self.adapter.identity(), facts)
@@ -218,7 +234,7 @@ class Resident:
         tensors.pop(TENSOR, None)
         self.adapter.answerer.restore(tensors, health)
         self.adapter.answerer.tracks, self.adapter.answerer.gate = tracks, gate
-        self.place = Place(**{**place, "keys": OrderedDict(place["keys"])})
+        self.place = Place(**{**place, "keys": OrderedDict(place["keys"]), "files": set(place["files"])})
 
     def _head(self) -> dict[str, Any]:
         """The first record of a journal."""
@@ -249,6 +265,7 @@ class Resident:
                 answerer.tracks = Tracks()
             answerer.restore(self.method.state(), counts)
             self.place.number += 1
+            self.place.pass_by(facts["key"])
             if facts["answer"] is not None:
                 self.place.remember(facts["key"], facts["answer"])
                 score = facts["answer"].get("unknown_score")

@@ -9,6 +9,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -167,8 +168,8 @@ class Service:
         return about | {"resident": row.id in self.streams.resident, "camera": camera and camera()}
 
     async def place(self, row: StreamRow) -> Place:
-        """Where a stream stands, after the images that wait."""
-        return cast(Place, await self._changed(row, lambda: self.streams.get(row.id).place))
+        """Where a stream stands, after the images that wait: a copy."""
+        return cast(Place, await self._changed(row, lambda: deepcopy(self.streams.get(row.id).place)))
 
     async def reset(self, row: StreamRow) -> None:
         """Forget what the stream learned, after the images that wait."""

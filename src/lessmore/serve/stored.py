@@ -79,6 +79,7 @@ class StoredPlace(_Stored):
     seq: Count
     last: StoredAnswer | None
     keys: list[tuple[str, StoredAnswer]]
+    files: list[str]
 
 
 class StoredChange(_Stored):

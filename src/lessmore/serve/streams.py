@@ -137,7 +137,7 @@ class ServedStreams:
                     answers[i] = resident.place.keys[look.asked.key]
                 elif isinstance(look.pixels, ImageError):
                     resident.adapter.answerer.refuse()
-                    answers[i] = self._keep(resident, look.pixels, None, adapted=False)
+                    answers[i] = self._keep(resident, look.pixels, look.asked.key, adapted=False)
                 elif isinstance(look.pixels, LessmoreError):  # not the image's fault: it does not count
                     answers[i] = look.pixels
                 else:
@@ -158,7 +158,7 @@ class ServedStreams:
     ) -> Answer | LessmoreError:
         """Make the body of an answer, count it and write it down; adapted: it is no further frame of a track."""
         if isinstance(answered, NonFiniteError):
-            return self._keep(resident, answered, None, adapted)
+            return self._keep(resident, answered, look.asked.key, adapted)
         prediction = resident.adapter.prediction(answered, look.asked.explain)
         if look.asked.explain:
             look.explained.append(prediction)

@@ -21,10 +21,6 @@ from lessmore.errors import ConfigError
 from lessmore.serve.schemas import ID, Classes, ClassName, Groups, Template
 
 _ODD = re.compile(r"[^a-z0-9_-]+")
-_ELSEWHERE = {
-    "folder": "a folder; watch it with lessmore watch, or post its images to the server",
-    "stdin": "standard input, which a server does not have; use lessmore watch",
-}
 
 
 class CameraEntry(BaseModel):
@@ -33,7 +29,7 @@ class CameraEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     source: Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
-    """A webcam's number, an address, or a video file."""
+    """A webcam's number, an address, a video file, or a folder."""
     stream: Annotated[str, Field(pattern=ID)] | None = None
     """Id of its stream; made of the source where there is none."""
     name: ClassName | None = None
@@ -118,8 +114,8 @@ def _camera(entry: CameraEntry) -> ServedCamera:
     """An entry with its source; all that can be refused without opening the source is refused."""
     word = str(entry.source)
     (source,) = read_sources([word])
-    if source.kind in _ELSEWHERE:
-        raise ConfigError(f"{source.shown} is {_ELSEWHERE[source.kind]}")
+    if source.kind == "stdin":
+        raise ConfigError("- is standard input, which a server does not have; use lessmore watch")
     check_hardware(entry.hardware)
     rules = SelectionRules(entry.every, entry.when == "motion", entry.track)
     reading = ReadingOptions(rules, DecodingOptions(entry.keyframes, entry.hardware), entry.frames)

@@ -2,7 +2,7 @@
 
 One frame of a camera is on its way at a time. While it is, newer ones take each other's place, so the next one sent is
 the newest. What a camera's stream has learned is kept as that of any stream. A video file's frames carry a key in the
-stream's own record, so that a server that died goes on after the last frame that was answered.
+stream's own record, so that a server that died goes on after the last frame that was answered; so do a folder's images.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from lessmore.cameras.answer import now
 from lessmore.cameras.frame import Frame
+from lessmore.cameras.memory import MOST_FILES
 from lessmore.cameras.reader import START, Reader, SourcePlace
 from lessmore.cameras.selection import Past
+from lessmore.data.images import load_image
 from lessmore.errors import ImageError, LessmoreError, NonFiniteError
 from lessmore.serve.answer import Answer, Asked
 from lessmore.serve.cameras.entries import ServedCamera
 from lessmore.serve.cameras.outputs import Outputs, camera_answer
 from lessmore.serve.errors import BusyError, DeadlineError, ServeError, UnknownStreamError
 from lessmore.serve.registry import StreamRow
+from lessmore.serve.resident import FILES, Place
 from lessmore.serve.service import Service
 
 _LOG = logging.getLogger("lessmore.serve")
@@ -87,16 +92,16 @@ class Feed:
         """
         self._hands = hands
         try:
-            if (place := await self._begin()) is not None:
-                await self._read(place)
+            if (begun := await self._begin()) is not None:
+                await self._read(*begun)
         except Exception as error:  # a task that died would look like a silent camera
             _LOG.exception("camera %s", self.row.id)
             await self._changed("failed", f"{type(error).__name__}: {error}")
 
-    async def _read(self, place: SourcePlace) -> None:
+    async def _read(self, place: SourcePlace, known: set[str]) -> None:
         """Answer what comes from here on."""
         bell = _Bell(asyncio.get_running_loop(), self._woken)
-        self.reader = Reader(self.camera.source, self.camera.reading, bell, place, set())
+        self.reader = Reader(self.camera.source, self.camera.reading, bell, place, known)
         self.reader.start()
         try:
             while not self._stopped and not self.reader.done:
@@ -110,8 +115,8 @@ class Feed:
             self._stopped = True
             await asyncio.to_thread(self.reader.close)  # all cameras at once: a silent one takes two seconds
 
-    async def _begin(self) -> SourcePlace | None:
-        """Where the source stood; None where the stream is gone before anything began."""
+    async def _begin(self) -> tuple[SourcePlace, set[str]] | None:
+        """Where the source stood, and its images that were answered; None where the stream is gone already."""
         while not self._stopped:
             try:
                 place = await self._service.place(self.row)
@@ -122,12 +127,17 @@ class Feed:
                 await self._changed("lost", str(error))
                 await self._pause(error)
                 continue
+            if self.camera.source.kind == "folder":
+                return await asyncio.to_thread(folder_place, place, self.camera)
             track = None if place.last is None else place.last["track"]
-            return place_in(place.keys, self.camera, track)
+            return place_in(place.keys, self.camera, track), set()
         return None
 
     async def _answer(self, frame: Frame) -> None:
-        """Send one frame through the queue; one of a file is sent until it is answered."""
+        """Send one frame through the queue; one of a file or folder is sent until it is answered."""
+        if frame.file is not None and frame.number > MOST_FILES:
+            await self._changed("failed", f"it has had {MOST_FILES} images; name another folder, and another stream")
+            return self.stop()
         every = not self.camera.source.live and self.camera.reading.frames != "newest"
         track = f"scene {frame.scene}" if self.camera.entry.track else None
         asked = Asked(self._key(frame), track=track)
@@ -177,7 +187,9 @@ class Feed:
         await asyncio.get_running_loop().run_in_executor(self._hands, self._outputs.put, told, image)
 
     def _key(self, frame: Frame) -> str | None:
-        """What the stream's record says of a frame of a file; frames of a camera come only once."""
+        """What the stream's record says of a frame of a file or folder; frames of a camera come only once."""
+        if frame.file is not None:
+            return FILES + "/".join(map(_quoted, (*frame.passed, frame.file)))
         if self.camera.source.kind != "file":
             return None
         return f"{_FRAME} {_size(self.camera)}/{frame.number}/{frame.pts}/{frame.seconds}"
@@ -233,6 +245,37 @@ def place_in(keys: Iterable[str], camera: ServedCamera, track: str | None) -> So
                 seconds = None if match[4] == "None" else float(match[4])
                 return SourcePlace(int(match[2]), pts, Past(seconds, scene))
     return START._replace(past=Past(scene=scene))
+
+
+def folder_place(place: Place, camera: ServedCamera) -> tuple[SourcePlace, set[str]]:
+    """Where a folder stood, and the names of its images that were answered or left out.
+
+    Args:
+        place: Where its stream stands.
+        camera: The camera.
+    """
+    known = {os.fsdecode(unquote_to_bytes(one)) for one in place.files}
+    track = None if place.last is None else place.last["track"]
+    past = place_in((), camera, track).past
+    if camera.reading.rules.motion or camera.reading.rules.track:
+        past = past._replace(reference=_reference(place, camera, track))
+    return SourcePlace(len(known), None, past), known
+
+
+def _reference(place: Place, camera: ServedCamera, track: str | None) -> bytes | None:
+    """The glance that the next image is compared with: at the last answered, or at the first of its scene."""
+    keys = [key for key, answer in place.keys.items() if key.startswith(FILES) and answer["track"] == track]
+    if not keys:
+        return None
+    name = os.fsdecode(unquote_to_bytes(keys[-1 if track is None else 0].rpartition("/")[2]))
+    with suppress(ImageError):  # it is gone: the next image counts as another scene
+        return Frame(0, partial(load_image, os.path.join(camera.source.address, name))).glance.tobytes()
+    return None
+
+
+def _quoted(name: str) -> str:
+    """A file's name without anything that JSON, or a list of names, cannot hold."""
+    return quote_from_bytes(os.fsencode(name), safe="")
 
 
 def _size(camera: ServedCamera) -> int:

@@ -161,4 +161,5 @@ def camera_answer(stream: str, frame: Frame, time: str, ms: float, answer: Answe
     else:
         about = {"number": answer["seq"], **{name: answer[name] for name in _SAME}}
         about["unknown"] = None if answer["unknown_score"] is None else answer["unknown"]
-    return CameraAnswer(stream, time=time, frame=frame.number, seconds=seconds, file=None, ms=round(ms, 1), **about)
+    about |= {"frame": frame.number, "seconds": seconds, "file": frame.file}
+    return CameraAnswer(stream, time=time, ms=round(ms, 1), **about)
