@@ -60,7 +60,7 @@ If some runs fail, the tables are made from the others and the command ends with
 def parser() -> ArgumentParser:
     """Arguments of `lessmore reproduce`."""
     args = new_parser(__doc__, EXAMPLES)
-    args.add_argument("names", type=str, nargs="*", default=[], help="tables and figures, or all; --list names them")
+    args.add_argument("names", type=str, nargs="*", help="tables and figures, or all; --list names them")
     args.add_argument("--list", action="store_true", help="list tables and figures")
     args.add_argument("--model", type=str, nargs="+", default=[], help="as for lessmore run; several get a folder each")
     args.add_argument("--dataset", type=str, nargs="+", default=[], help="data sets in place of the paper's")
