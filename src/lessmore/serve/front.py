@@ -1,4 +1,4 @@
-"""What stands before replicas: it finds the stream that a request is about, and passes the request to who has it."""
+"""The front of replicas: it finds the stream that a request is about, and passes the request to its replica."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_
 
 
 class Front:
-    """An application that answers nothing itself."""
+    """An application that leaves every answer but errors to the replicas."""
 
     def __init__(self, handle: Any, settings: ServerSettings) -> None:
         """handle: Ray's, of the replicas."""

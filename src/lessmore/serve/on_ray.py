@@ -36,7 +36,7 @@ def serve_on_ray(settings: ServerSettings, classes: list[str], announce: Callabl
         An exit code.
 
     Raises:
-        ConfigError: Ray is not installed or too small, or the replicas could not share their streams.
+        ConfigError: Ray is not installed or has too few cores, or the replicas could not share their streams.
     """
     check_shared(settings)
     set_up_logs(settings)
