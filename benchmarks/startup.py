@@ -1,12 +1,13 @@
 """What a user waits for before the first answer: import, help, and the embedded model's first answer.
 
-    python benchmarks/startup.py --rounds 9 --output benchmarks/results/startup.json
+    python -m benchmarks.startup --rounds 9 --output benchmarks/results/startup.json
 
 Every measurement is a process of its own, in turns, with warm files, by the clock. Torch is imported first, so that
 what `import lessmore` adds, with all that an adapter needs, is seen alone; the first answer contains torch's import.
 Medians of the rounds, with the smallest and the largest. Run it on an idle machine.
 
-`--against PYTHON` measures another environment beside this one, such as one with an older lessmore.
+`--against PYTHON` measures another environment beside this one, such as one with an older lessmore. `--page
+docs/speed.md` puts the table into that page.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_page import between
+
+BEGIN, END = "<!-- numbers: benchmarks/startup.py -->", "<!-- end of the numbers of startup -->"
 IMPORTS = """
 import json, time
 a = time.perf_counter()
@@ -79,22 +83,35 @@ def summary(python: str, values: dict[str, list[float]]) -> dict[str, Any]:
     return {"version": version or "unknown", "seconds": rows}
 
 
+def table(results: dict[str, Any]) -> str:
+    """The figures as Markdown: a line per measurement, a column per environment."""
+    sides = results["sides"]
+    lines = [f"| seconds | aim | {' | '.join(side['version'] for side in sides)} |", "|---|---|" + "---|" * len(sides)]
+    for name in sides[0]["seconds"]:
+        cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*side["seconds"][name]) for side in sides]
+        lines.append(f"| {name} | {AIMS.get(name, '–')} | {' | '.join(cells)} |")
+    load = f"load average {results['load'][0]:.1f} at the end"
+    told = f"Medians of {results['rounds']} rounds, [smallest, largest]; {load}."
+    return "\n".join([*lines, "", told]) + "\n"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--against", default=None, help="Python of another environment")
     parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--page", type=Path, default=None, help="put the table into this page, between its marks")
     args = parser.parse_args()
     pythons = [sys.executable, *([args.against] if args.against else [])]
     sides = [summary(python, values) for python, values in measure(pythons, args.rounds).items()]
-    for side in sides:
-        print(f"{side['version']}, load average {os.getloadavg()[0]:.1f}")
-        for name, (middle, low, high) in side["seconds"].items():
-            aim = f", aim {AIMS[name]:g}" if name in AIMS else ""
-            print(f"  {name:<36} {middle:6.2f} s [{low:.2f}, {high:.2f}]{aim}")
+    results = {"rounds": args.rounds, "load": os.getloadavg(), "sides": sides}
+    text = table(results)
+    print(text)
     if args.output is not None:
-        args.output.write_text(json.dumps({"rounds": args.rounds, "load": os.getloadavg(), "sides": sides}, indent=1))
+        args.output.write_text(json.dumps(results, indent=1))
+    if args.page is not None:
+        args.page.write_text(between(args.page.read_text(encoding="utf-8"), BEGIN, END, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,13 @@ def test_what_scripts_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "missing no-such-package: pip install 'lessmore[made-up]'" in capsys.readouterr().out
 
 
-def test_every_extra_named_is_one() -> None:
-    assert all(re.search(rf"^{extra} = \[", PROJECT.read_text(), re.MULTILINE) for extra in doctor.EXTRAS)
+def test_every_extra_for_users_is_listed_with_its_packages() -> None:
+    """`camera` and `traces` were missing."""
+    part = PROJECT.read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[project.scripts]")[0]
+    extras = dict(re.findall(r"^([\w-]+) = (\[(?:[^\[\]]|\[[^\]]*\])*\])", part, re.MULTILINE))
+    assert set(extras) - set(doctor.EXTRAS) == {"all", "test", "docs", "services", "dev"}
+    for extra, packages in doctor.EXTRAS.items():
+        assert set(packages) <= set(re.findall(r'"([\w-]+)', extras[extra]))
 
 
 def test_the_script_for_bash_knows_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from pathlib import Path
 from typing import Any, get_args
@@ -22,8 +23,10 @@ from lessmore.errors import ConfigError, ImageError
 from lessmore.lab.report.tables import run_lines
 from lessmore.methods import MethodName
 from lessmore.methods.registry import METHODS
+from tests.small_runs import draw_folder
 from tests.unit.test_tables import put, summary
 
+REPOSITORY = Path(__file__).parents[2]
 NAMES = ["red_circle", "blue  square"]
 
 
@@ -174,3 +177,32 @@ def test_tables_have_intervals_of_gains_and_no_folders_of_this_machine(
     assert "(+5.00 ± 4.00)" in shown and "/home/" not in shown and "/srv" not in shown
     assert "| me/models/one |" in shown and "| you/models/one |" in shown and "| two |" in shown
     assert {line["spec.model"] for line in run_lines(runs)} == {"me/models/one", "you/models/one", "two"}
+
+
+def test_batches_are_never_chosen_on_a_processor() -> None:
+    """The guide called them faster; there, they took almost twice the time."""
+    assert adapter(device="cpu").engine == "cpu"
+    guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert "On a CPU it is slower than `auto`" in guide.partition("**Batches.**")[2].partition("\n\n")[0]
+
+
+def test_one_folder_is_one_run_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`mix` and `./mix/` were done twice."""
+    pytest.importorskip("torchmetrics")
+    draw_folder(tmp_path / "mix", 3)
+    monkeypatch.chdir(tmp_path)
+    for place in ("mix", "./mix/", str(tmp_path / "mix")):
+        asked = ["--model", "tiny", "--dataset", f"folder:{place}", "--method", "zeroshot", "--no-cache", "--quiet"]
+        assert main(["run", *asked, "--output", "out"]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_metadata_names_no_place_that_nobody_has() -> None:
+    """None is known, so none may be invented; the newest part of the changelog is the version that is built."""
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert "[project.urls]" not in project and not re.search(r"https?://", project)
+    assert not re.search(r"https?://", (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2].split()[0]
+    assert f'\nversion = "{newest}"\n' in project

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -184,14 +185,20 @@ def _onnx_bytes(program: torch.export.ExportedProgram, facts: str) -> bytes:
     inputs = program.example_inputs[0]
     names = list(inputs[1])
     plain = program.run_decompositions({torch.ops.aten.argsort.stable: stable_order})
-    model = torch.onnx.export(
-        plain,
-        inputs,
-        dynamo=True,
-        verbose=False,
-        input_names=["pixels", *names],
-        output_names=["scores", "zero_shot", *(f"new_{name}" for name in names)],
-    )
+    # The exporter remarks on an attribute that is an empty list; whoever exports could not mend it.
+    remarks = logging.getLogger("onnx_ir._convenience")
+    remarks.addFilter(_says_nothing_to_users)
+    try:
+        model = torch.onnx.export(
+            plain,
+            inputs,
+            dynamo=True,
+            verbose=False,
+            input_names=["pixels", *names],
+            output_names=["scores", "zero_shot", *(f"new_{name}" for name in names)],
+        )
+    finally:
+        remarks.removeFilter(_says_nothing_to_users)
     assert model is not None
     model.model.metadata_props["lessmore"] = facts
     try:
@@ -199,6 +206,10 @@ def _onnx_bytes(program: torch.export.ExportedProgram, facts: str) -> bytes:
     except ValueError as error:
         raise ConfigError("the model is too large for one ONNX file (2 GB); export it as .pt2") from error
     return proto
+
+
+def _says_nothing_to_users(record: logging.LogRecord) -> bool:
+    return "is an empty sequence" not in record.getMessage()
 
 
 def _load_onnx(path: Path) -> Exported:

@@ -27,7 +27,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "completion": ("shtab",),
     "sweep": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino", "nncf"),
     "serve": ("fastapi", "uvicorn", "prometheus-client", "sqlalchemy", "fsspec", "python-multipart"),
+    "camera": ("av", "paho-mqtt"),
+    "ray": ("ray",),
+    "traces": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
 """Packages of every extra that a user may want."""
 GOLDEN: tuple[tuple[str, float], ...] = (
