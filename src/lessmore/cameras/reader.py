@@ -178,6 +178,8 @@ class Reader:
     def _read(self) -> bool:
         """Read until nothing comes; whether that is the end of it."""
         with closing(self._opened()) as opened:
+            # An address does not say whether a camera or a video lies there; of a video every frame is answered.
+            self._newest &= self._options.frames == "newest" or not opened.finite
             if self.source.kind == "folder" and os.path.isdir(self.source.address):
                 self._is_live(opened)  # even one without images
             for frame in opened.frames(self._after):
