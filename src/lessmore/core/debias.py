@@ -243,8 +243,8 @@ def _strength(
     rule: Rule,
 ) -> tuple[Tensor, Tensor]:
     """The strength w, and whether classes may be few; mean_logits and answers `[C]`, the others `[]`."""
-    # Chance alone gives the mean of n independent images 1/n of their power. The mean of K classes keeps 1/K of it,
-    # however long the stream is, and 1/C of it a stream of all classes would keep, too.
+    # By chance alone, the mean of n independent images has 1/n of their power. The mean of K classes keeps 1/K of it,
+    # however long the stream is; 1/C is what a stream of all classes keeps.
     classes = torch.special.entr(answers / answers.sum().clamp_min(1e-9)).sum().exp()
     few = ((MANY - rise / span.clamp_min(1e-9)) / (MANY - FEW)).clamp(0.0, rule.most)
     chance = 1 / (1 + effective) + rule.prior_weight * (1 + few) * (1 / classes - 1 / len(answers))

@@ -171,7 +171,7 @@ class UnknownGate:
         return other
 
     def under(self, rule: UnknownRule) -> UnknownGate:
-        """An independent gate of another rule that goes on from the same scores; it sets its threshold anew.
+        """An independent gate of another rule that goes on from the same scores; it sets a new threshold.
 
         Args:
             rule: `off`, `auto` or a threshold.

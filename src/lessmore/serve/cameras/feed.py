@@ -146,7 +146,7 @@ class Feed:
             if isinstance(answer, (dict, ImageError, NonFiniteError)):
                 return await self._deliver(frame, answer)
             if isinstance(answer, UnknownStreamError):
-                await self._changed("failed", "its stream was removed; start the server again to make it anew")
+                await self._changed("failed", "its stream was removed; restart the server to create it again")
                 return self.stop()
             if isinstance(answer, (BusyError, DeadlineError)):
                 self.counts["busy"] += not every

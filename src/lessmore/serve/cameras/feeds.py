@@ -42,7 +42,7 @@ class Feeds:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watch all cameras meanwhile."""
+        """Watch all cameras inside the block."""
         hands = ThreadPoolExecutor(1, "outputs")
         tasks = [asyncio.create_task(feed.run(hands)) for feed in self.feeds]
         try:
