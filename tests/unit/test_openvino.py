@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -297,3 +298,33 @@ def test_threads_sleep_only_in_a_process_of_ours(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     cli._let_threads_sleep()
     assert os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+SIGNALLED = """
+import faulthandler, gc, os, signal, sys
+faulthandler.enable()  # gives the thread a stack for signals, as pytest does
+import openvino, torch
+from lessmore.engines.compiled_encoder import compiled_program
+
+def doubled():
+    x = openvino.opset8.parameter([1, 4], openvino.Type.f32)
+    return openvino.Model([openvino.opset8.add(x, x)], [x])
+
+signal.signal(signal.SIGTERM, lambda number, frame: print("heard", flush=True))
+towers = [torch.nn.Identity() for _ in range(3)]
+for tower in towers:
+    compiled_program(tower, (), doubled, "float32")
+while towers:
+    del towers[0], tower
+    tower = None
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@needs_openvino
+@pytest.mark.skipif(sys.platform == "win32", reason="a process there cannot send itself SIGTERM and live")
+def test_signals_are_heard_after_programs_have_gone() -> None:
+    """The process died without a word: OpenVINO had taken the memory in which signals are handled."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["heard"] * 3), done.stderr

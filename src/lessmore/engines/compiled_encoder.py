@@ -21,6 +21,7 @@ from lessmore.core.encoder import Encoded, encode
 from lessmore.core.vit import ViT
 from lessmore.engines.availability import import_without_telemetry
 from lessmore.engines.export import stable_order
+from lessmore.engines.openvino_core import openvino_core
 
 Compiled = Any
 """An `openvino.CompiledModel`; the package has no complete types."""
@@ -94,8 +95,6 @@ def compiled_program(vision: ViT, key: tuple[object, ...], make: Callable[[], An
         make: Makes the `openvino.Model`; called only where the program is new.
         precision: `float32`, `bfloat16` or `int8`, in which all that is not quantised stays in float32.
     """
-    openvino = import_without_telemetry("openvino")
-
     known, threads = _PROGRAMS.setdefault(vision, {}), torch.get_num_threads()
     key = (*key, precision, threads)
     if key not in known:
@@ -106,7 +105,7 @@ def compiled_program(vision: ViT, key: tuple[object, ...], make: Callable[[], An
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,  # a pinned thread waits for whoever else uses its core
         }
-        known[key] = openvino.Core().compile_model(make(), "CPU", settings)
+        known[key] = openvino_core().compile_model(make(), "CPU", settings)
     return known[key]
 
 

@@ -26,6 +26,7 @@ from lessmore.core.algorithm import ENCODING
 from lessmore.core.vit import ViT
 from lessmore.engines.availability import import_without_telemetry
 from lessmore.engines.compiled_encoder import encoder_program
+from lessmore.engines.openvino_core import in_own_thread, openvino_core
 from lessmore.engines.precision import pixels_digest
 from lessmore.errors import StateError
 from lessmore.models.vlm import tower_hash
@@ -63,7 +64,7 @@ def quantised_program(vision: ViT, condensation: Condensation, calibration: Tens
 def _program(stored: dict[str, Tensor]) -> Any:
     openvino = import_without_telemetry("openvino")
     weights = openvino.Tensor(stored["weights"].numpy())
-    return openvino.Core().read_model(model=stored["graph"].numpy().tobytes(), weights=weights)
+    return openvino_core().read_model(model=stored["graph"].numpy().tobytes(), weights=weights)
 
 
 def _key(vision: ViT, condensation: Condensation, calibration: Tensor) -> str:
@@ -87,8 +88,10 @@ def _quantise(program: Any, calibration: Tensor) -> Any:
     kept = nncf.IgnoredScope(names=[op.get_friendly_name() for op in program.get_ops() if not _weighs(op)])
     kept.validate = False  # most of these names are no candidates anyway
     with redirect_stdout(sys.stderr):  # where NNCF draws its progress bars belong the rows of a command
-        return nncf.quantize(
-            program, images, subset_size=len(calibration), model_type=nncf.ModelType.TRANSFORMER, ignored_scope=kept
+        return in_own_thread(  # it loads cores of its own
+            lambda: nncf.quantize(
+                program, images, subset_size=len(calibration), model_type=nncf.ModelType.TRANSFORMER, ignored_scope=kept
+            )
         )
 
 
