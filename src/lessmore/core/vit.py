@@ -81,7 +81,7 @@ class ViTShape:
     rope: Rope | None = None
     """Queries and keys of patches are turned by their place."""
     head: BlockShape | None = None
-    """What the last blocks look like where they are others, behind a LayerNorm; its depth says how many."""
+    """The shape of the last blocks where it differs, after a LayerNorm; its depth says how many there are."""
     pool: Pool = "class"
     """`class_mean` is the class token and the mean of the patches, one after the other, each projected by itself."""
     pool_heads: int | None = None

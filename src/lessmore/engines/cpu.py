@@ -160,7 +160,7 @@ def _pack_layers(module: nn.Module, dtype: torch.dtype) -> None:
 
 def _fuse_activation(mlp: Mlp, dtype: torch.dtype) -> None:
     """Apply an MLP's activation where its input is made; a factor on that input is undone in the last weights."""
-    # A gate or an inner norm stands between the activation and `down`, so the factor could not be undone there.
+    # An inner norm would see the factor before `down` could undo it. Gated MLPs come with activations that need none.
     name, variant, scale = _FUSED[mlp.kind]
     if scale != 1 and (mlp.gate is not None or not isinstance(mlp.norm, nn.Identity)):
         return

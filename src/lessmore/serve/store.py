@@ -30,7 +30,7 @@ class StateStore(Protocol):
         """Whether what this server has of the stream in memory is how it stands."""
 
     def streams(self) -> list[str]:
-        """The ids of all streams of which anything is kept."""
+        """The ids of all streams that have left a snapshot or a journal."""
 
     def has(self, stream: str) -> bool:
         """Whether anything is kept of the stream."""
